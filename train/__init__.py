@@ -1,0 +1,3 @@
+"""Muster's training plane: one job, any number of ranks, exact numbers."""
+
+__version__ = "0.1.0"

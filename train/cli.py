@@ -1,0 +1,88 @@
+"""`python -m train <command>`: a table of commands, each imported only when it is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+
+from train import __version__
+from train.errors import MusterError, UsageError
+from train.seam import Exit
+
+USAGE = """usage: python -m train COMMAND [options]
+
+commands:
+  run        train as one rank of a job: python -m train run --config ddp
+
+python -m train COMMAND --help tells more."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command; its exit code, as in `train/seam.py`."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    commands: dict[str, Callable[[list[str]], int]] = {"run": run}
+    if arguments and arguments[0] in ("-h", "--help"):
+        print(USAGE)
+        return Exit.FINISHED
+    if arguments and arguments[0] == "--version":
+        print(f"muster {__version__}")
+        return Exit.FINISHED
+    if not arguments or arguments[0] not in commands:
+        print(f"{'no command given' if not arguments else f'no command {arguments[0]!r}'}\n\n{USAGE}", file=sys.stderr)
+        return Exit.USAGE
+    return commands[arguments[0]](arguments[1:])
+
+
+def run(argv: list[str]) -> int:
+    """Train as one rank. A rank that fails leaves at once: its teardown must never become the others' hang."""
+    # What needs no torch comes first: a bad config is told at once, and so is a sign of life.
+    from train.identity import Identity, identify
+    from train.options import checked_config, read_config, split_launch_options
+    from train.progress import log, log_to_console
+
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # the user's own module:function, also for the `train` script
+    me = Identity()
+    try:
+        options, rest = split_launch_options(argv)
+        if any(word in ("-h", "--help") or word.startswith("--print_config") for word in rest):
+            read_config(rest)
+        me = identify(options, os.environ)
+        log_to_console(me.rank, me.world_size)
+        config = checked_config(rest, me.world_size)
+    except UsageError as error:
+        return _refuse(error, me.rank)
+    log.info(
+        f"muster: {config.strategy.name} · {config.model.name} on {config.data.name} · "
+        f"rank {me.rank} of {me.world_size} ({me.source}) · loading torch"
+    )
+    code: int = Exit.BUG
+    try:
+        from train.job import run as run_job
+
+        return run_job(config, options, me)
+    except MusterError as error:
+        code = error.exit_code
+        for line in str(error).splitlines():
+            log.error(line)
+    except KeyboardInterrupt:
+        code = Exit.STOPPED_UNSAVED
+        log.error("interrupted: what came after the last checkpoint is lost; the same command goes on from there")
+    except BaseException:
+        code = Exit.RANK_FAILED
+        log.error(traceback.format_exc())
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _refuse(error: UsageError, rank: int) -> int:
+    """Tell what is wrong with config or environment; all ranks have the same, so the first one tells."""
+    if rank == 0:
+        count = len(error.problems)
+        print(f"{'one problem' if count == 1 else f'{count} problems'}, nothing was started:", file=sys.stderr)
+        for problem in error.problems:
+            print(f"  {problem}", file=sys.stderr)
+    return Exit.USAGE

@@ -1,0 +1,291 @@
+"""One rank from config to verdict: the wiring page."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from rich.table import Table
+
+from train import checkpoint, loop
+from train.checkpoint import Checkpoints, State
+from train.config import Config
+from train.data import Batches, Data, Order, open_data
+from train.data.text import trigram_loss
+from train.errors import MusterError, UsageError, WaitError
+from train.identity import Identity, stable_run_id
+from train.metrics import Metrics
+from train.models import GPT, Objective, build_loss, build_model
+from train.optim import build_optimizer
+from train.options import LaunchOptions
+from train.precision import Precision
+from train.progress import StepLine, console, log, log_to_file
+from train.replicas import check_replicas
+from train.run_folder import RunFolder, open_run
+from train.runtime import Runtime
+from train.seam import Exit
+from train.strategies import STRATEGIES, DataParallel, make_strategy
+
+ADVICE = {
+    "config": "start every rank with the same recipe and the same options",
+    "torch": "install the same torch on every host",
+    "data": "the hosts hold different files: copy the same data to all of them",
+}
+
+
+def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
+    """Train as one rank; the exit code of a run that ended well. Raises MusterError where it did not."""
+    stop = StopRequest()
+    needs_group = STRATEGIES[config.strategy.name].needs_group
+    runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
+    data = open_data(config.data, config.train.seed)
+    runtime.agree({"config": config.digest(), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
+    folder, path = _open_folder(config, options, runtime)
+    log.info(f"{_ranks(runtime)} · {data.words}")
+    job = build(config, runtime, data, path, stop)
+    outcome = "failed"
+    code = Exit.RANK_FAILED
+    try:
+        resume(job, options, folder)
+        if job.metrics is None and folder is not None:
+            job.metrics = Metrics(path, after_step=job.progress.step, tensorboard=config.train.tensorboard)
+        job.line.start(job.progress.step)
+        check_replicas(job.objective.model, runtime, job.progress.step)
+        if job.progress.step >= job.steps:
+            job.progress.evaluation = loop.evaluate(job)
+        finished = loop.fit(job)
+        outcome, code = ("finished", Exit.FINISHED) if finished else ("stopped", Exit.STOPPED_SAVED)
+        job.line.close()
+        runtime.close()
+        if folder is not None:
+            _tell_end(job, path, finished)
+    except MusterError as error:
+        code = error.exit_code
+        raise
+    except RuntimeError as error:
+        wait = _lost_contact(error, job.progress.step + 1, runtime)
+        if wait is None:
+            raise
+        code = wait.exit_code
+        raise wait from error
+    except KeyboardInterrupt:
+        outcome, code = "stopped", Exit.STOPPED_UNSAVED
+        raise
+    finally:
+        job.line.close()
+        if job.metrics is not None:
+            job.metrics.close()
+        if folder is not None:
+            folder.conclude(outcome, code, job.progress.step)
+    return code
+
+
+def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: StopRequest | None = None) -> loop.Job:
+    """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet."""
+    order = Order(len(data.train), config.batch.global_size, seed=config.train.seed, drop_last=config.data.drop_last)
+    torch.manual_seed(config.train.seed)  # the same on all ranks: replicas start equal
+    precision = Precision(config.precision, runtime.device)
+    model = precision.prepare(build_model(config.model, data.spec, config.data.block_size)).to(runtime.device)
+    objective = Objective(model, build_loss(config.model))
+    strategy = make_strategy(config.strategy, runtime)
+    strategy.wrap(torch.compile(objective) if config.model.compile else objective)
+    if isinstance(strategy, DataParallel) and strategy.note:
+        log.warning(strategy.note)
+    steps = config.train.steps or (config.train.epochs or 0) * order.batches_per_epoch
+    return loop.Job(
+        config=config,
+        steps=steps,
+        runtime=runtime,
+        data=data,
+        order=order,
+        batches=Batches(data.train, order, runtime.rank, runtime.world_size, config.batch, config.data, runtime.device),
+        objective=objective,
+        strategy=strategy,
+        precision=precision,
+        optimizer=build_optimizer(model, config.optim, scaled=precision.scaler is not None),
+        checkpoints=Checkpoints(folder / "checkpoints", config.train.keep_checkpoints),
+        metrics=None,
+        line=StepLine(steps, data.spec.item, shown=runtime.rank == 0),
+        asked_to_stop=stop if stop is not None else lambda: False,
+    )
+
+
+def resume(job: loop.Job, options: LaunchOptions, folder: RunFolder | None) -> None:
+    """Go on from a checkpoint, if there is one and it is wanted: rank 0 reads it, the others get it from there."""
+    found: State | str | None = None
+    if folder is not None:
+        try:
+            found = _find_state(job, options, folder)
+        except (MusterError, OSError) as error:
+            found = str(error)
+    problem = job.runtime.broadcast(found if isinstance(found, str) else None)
+    if problem is not None:
+        raise UsageError(f"--resume {options.resume}: {problem}")
+    assert not isinstance(found, str)
+    state = checkpoint.share(found, job.runtime)
+    if state is not None:
+        loop.restore(job, state)
+        log.info(f"going on from step {job.progress.step} of {job.steps}")
+
+
+def _find_state(job: loop.Job, options: LaunchOptions, folder: RunFolder) -> State | None:
+    if options.resume == "none":
+        return None
+    if options.resume != "auto":
+        given = Path(options.resume)
+        if (given / "checkpoints").is_dir():
+            given = given / "checkpoints"
+        if not (given / "manifest.json").exists():
+            newest = Checkpoints(given, keep=1).newest()
+            if newest is None:
+                raise UsageError(f"{given} is neither a checkpoint nor a run folder that holds one")
+            return newest[0]
+        return checkpoint.load(given)
+    newest = job.checkpoints.newest()
+    if newest is None:
+        return None
+    state, path, damaged = newest
+    folder.refuse_other_config(state["config"], job.config)
+    for words in damaged:
+        log.warning(f"{words}; taking {path.name} instead")
+    return state
+
+
+class StopRequest:
+    """Asked to stop: SIGTERM, SIGUSR2 or Ctrl-C once. Ctrl-C again, a second later, ends at once."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def __call__(self) -> bool:
+        """Whether somebody asked."""
+        return self._since is not None
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        # A terminal sends Ctrl-C to the launcher and the ranks, and the launcher passes it on: that is one request.
+        if number == signal.SIGINT and self._since is not None and now - self._since > 1.0:
+            raise KeyboardInterrupt
+        self._since = self._since or now
+
+
+def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tuple[RunFolder | None, Path]:
+    """Rank 0 chooses and locks the run folder; every rank logs below its own host's folder of that name."""
+    folder: RunFolder | None = None
+    told: tuple[str, str] = ("", "")
+    if runtime.rank == 0:
+        try:
+            folder = open_run(options, config, stable_run_id(os.environ))
+            told = (folder.run_id, "")
+        except UsageError as error:
+            told = ("", str(error))
+    run_id, problem = runtime.broadcast(told)
+    if problem:
+        raise UsageError(problem)
+    path = Path(options.runs_dir) / run_id
+    hosts = [host for host, _ in dict.fromkeys((host, 0) for host in runtime.gather(runtime.host))]
+    log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
+    log.info(f"run folder {path}")
+    if folder is not None:
+        folder.describe(config, _environment(config, runtime, hosts))
+    return folder, path
+
+
+def _environment(config: Config, runtime: Runtime, hosts: list[str]) -> dict[str, Any]:
+    """Facts on which bit-identity rests."""
+    return {
+        "config_digest": config.digest(),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "instruction_set": torch.backends.cpu.get_cpu_capability(),
+        "device": torch.cuda.get_device_name() if runtime.device.type == "cuda" else platform.machine(),
+        "backend": runtime.backend,
+        "world_size": runtime.world_size,
+        "threads": torch.get_num_threads(),
+        "hosts": hosts,
+        "started_by": runtime.me.source,
+    }
+
+
+def _ranks(runtime: Runtime) -> str:
+    count = "1 rank" if runtime.world_size == 1 else f"{runtime.world_size} ranks"
+    return (
+        f"{count} on {runtime.device.type} by {runtime.backend}" if runtime.joined else f"{count} on {runtime.device}"
+    )
+
+
+def _lost_contact(error: RuntimeError, step: int, runtime: Runtime) -> WaitError | None:
+    """A collective's error in words; None where it is something else."""
+    text = str(error)
+    if not isinstance(error, dist.DistError) and "gloo" not in text.lower():
+        return None
+    if "timed out" in text.lower() or "timeout" in text.lower():
+        return WaitError(
+            f"rank {runtime.rank} ({runtime.host}) waited in vain for other ranks in step {step}: one of them hangs, or its host "
+            "is cut off; their logs tell which (a longer wait: --runtime.step_timeout_s)"
+        )
+    error_words = WaitError(
+        f"rank {runtime.rank} ({runtime.host}) lost contact with another rank in step {step}: that one has ended first, "
+        "its log tells why"
+    )
+    error_words.exit_code = Exit.RANK_FAILED
+    return error_words
+
+
+def _tell_end(job: loop.Job, folder: Path, finished: bool) -> None:
+    """The table, and for a gpt on text what it writes."""
+    progress = job.progress
+    if not finished:
+        log.info(f"stopped on request after step {progress.step} of {job.steps}, saved: the same command goes on")
+        return
+    table = Table(show_header=False, title=f"finished: {progress.step} steps", title_justify="left")
+    for name, value in _results(job, folder):
+        table.add_row(name, value)
+    console.print(table)
+    model, text = job.objective.model, job.data.text
+    if isinstance(model, GPT) and text is not None and job.config.train.sample_tokens:
+        model.eval()
+        job.runtime.reseed(job.config.train.seed, 0)
+        prompt = torch.tensor(text.val[:64].astype("int64"), device=job.runtime.device)
+        written = model.generate(prompt, job.config.train.sample_tokens)[len(prompt) :]
+        sample = bytes(written.tolist()).decode("utf-8", errors="replace")
+        (folder / "sample.txt").write_text(sample, encoding="utf-8")
+        console.print("what it writes (sample.txt):", style="bold")
+        console.print(sample, markup=False)
+
+
+def _results(job: loop.Job, folder: Path) -> list[tuple[str, str]]:
+    progress, spec = job.progress, job.data.spec
+    rows: list[tuple[str, str]] = []
+    summary: dict[str, Any] = {"steps": progress.step}
+    if progress.evaluation is not None:
+        loss, accuracy = progress.evaluation.loss, progress.evaluation.accuracy
+        summary["eval_loss"] = loss
+        unit = f" nats/{spec.item[:-1]}" if spec.kind == "tokens" else ""
+        rows.append(("validation loss", f"{loss:.4f}{unit}"))
+        if spec.item == "bytes":
+            rows.append(("bits per byte", f"{loss / math.log(2):.4f}"))
+        if accuracy is not None:
+            summary["eval_accuracy"] = accuracy
+            rows.append(("validation accuracy", f"{accuracy:.2%}"))
+    if job.data.text is not None:
+        summary["trigram_loss"] = trigram_loss(job.data.text.train, job.data.text.val)
+        rows.append(("a trigram count model", f"{summary['trigram_loss']:.4f} nats/byte"))
+    if progress.seconds:
+        summary["items_per_s"] = progress.items / progress.seconds
+        rows.append(("throughput", f"{summary['items_per_s']:,.0f} {spec.item}/s"))
+    rows.append(("training took", f"{progress.seconds:.1f} s"))
+    rows.append(("run folder", str(folder)))
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return rows

@@ -1,0 +1,58 @@
+"""What a run leaves to be plotted: `metrics.jsonl` and TensorBoard files, by rank 0."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import IO, Any
+
+
+class Metrics:
+    """Rows of one run; rows after the step a run goes on from are cut off."""
+
+    def __init__(self, folder: Path, *, after_step: int, tensorboard: bool) -> None:
+        """
+        Args:
+            folder: the run folder.
+            after_step: the step the run goes on from; 0 for a new one.
+            tensorboard: write TensorBoard files too, below `folder/tensorboard`.
+        """
+        path = folder / "metrics.jsonl"
+        _cut_back(path, after_step)
+        self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
+        self._board: Any = None
+        if tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(  # type: ignore[no-untyped-call]
+                str(folder / "tensorboard"), purge_step=after_step + 1 if after_step else None
+            )
+
+    def write(self, step: int, values: dict[str, float]) -> None:
+        """One row."""
+        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        if self._board is not None:
+            for name, value in values.items():
+                self._board.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write out what is buffered."""
+        self._file.close()
+        if self._board is not None:
+            self._board.close()
+
+
+def _cut_back(path: Path, after_step: int) -> None:
+    """Drop rows later than a step, and a last line cut short by a crash."""
+    if not path.exists():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            if json.loads(line)["step"] <= after_step:
+                kept.append(line)
+        except (ValueError, KeyError, TypeError):
+            continue
+    aside = path.with_suffix(".tmp")
+    aside.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+    aside.replace(path)

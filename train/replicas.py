@@ -1,0 +1,46 @@
+"""Whether all ranks still hold the same parameters: a cheap hash of each tensor's bits, compared."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from train.errors import ReplicaError
+from train.runtime import Runtime
+
+_BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
+
+
+def fingerprints(model: nn.Module) -> torch.Tensor:
+    """One int64 a parameter: equal bits give equal numbers, and a changed or moved value almost surely another."""
+    sums = []
+    for parameter in model.parameters():
+        bits = parameter.detach().contiguous().view(-1).view(_BITS[parameter.element_size()]).to(torch.int64)
+        place = torch.arange(1, 2 * bits.numel(), 2, device=bits.device)  # odd: no factor of 2**64 is lost
+        sums.append((bits * place).sum())
+    return torch.stack(sums)
+
+
+def check_replicas(model: nn.Module, runtime: Runtime, step: int) -> None:
+    """Compare the parameters of all ranks. Raises ReplicaError on all of them, naming tensor and ranks."""
+    if runtime.world_size == 1:
+        return
+    mine = fingerprints(model)
+    extremes = torch.stack((mine, -mine))
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=runtime.group("step"))
+    differs = extremes[0] != -extremes[1]
+    if not bool(differs.any()):
+        return
+    first = int(differs.nonzero()[0])
+    name, _ = list(model.named_parameters())[first]
+    by_hash: dict[int, list[str]] = {}
+    for rank, (host, value) in enumerate(runtime.gather((runtime.host, int(mine[first])))):
+        by_hash.setdefault(value, []).append(f"{rank} ({host})")
+    majority = max(by_hash.values(), key=len)
+    odd = "; ".join(", ".join(ranks) for ranks in by_hash.values() if ranks is not majority)
+    raise ReplicaError(
+        f"replicas differ after step {step}: {int(differs.sum())} of {len(mine)} parameters, the first is {name}; "
+        f"rank {odd} differs from rank {', '.join(majority)}. Something changed one rank's weights alone: "
+        "an update, a learning rate or a branch under `if rank == 0`, or memory that flips bits"
+    )

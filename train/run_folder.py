@@ -1,0 +1,154 @@
+"""The folder of a run: which one, held by one job at a time, and what it says of the run.
+
+Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import yaml
+
+from train.config import Config
+from train.errors import UsageError
+from train.options import LaunchOptions
+
+_MAY_CHANGE = re.compile(
+    r"(strategy|runtime|optim|precision)\.|batch\.(micro_size|accumulation)|data\.(loader|workers|cache_dir)|model\.(compile|checkpoint)"
+    r"|train\.(?!seed)"
+)
+"""Fields that may differ when a run goes on; model, data, seed and global batch may not."""
+
+
+class RunFolder:
+    """`runs/<run_id>/`, locked by the process that writes it for as long as that lives."""
+
+    def __init__(self, path: Path, lock: IO[str]) -> None:
+        self.path = path
+        self._lock = lock
+
+    @property
+    def run_id(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    def describe(self, config: Config, environment: Mapping[str, Any]) -> None:
+        """Write `config.yaml` and `environment.json`."""
+        _write(self.path / "config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
+        _write(self.path / "environment.json", json.dumps(environment, indent=1) + "\n")
+
+    def conclude(self, outcome: str, exit_code: int, step: int, **more: Any) -> None:
+        """Write `verdict.json`."""
+        verdict: dict[str, Any] = {
+            "outcome": outcome, "exit_code": exit_code, "cause": None, "host": None, "node_rank": None,
+            "rank": None, "step": step, "evidence": [], "advice": None,
+        }  # fmt: skip
+        _write(self.path / "verdict.json", json.dumps({**verdict, **more}, indent=1) + "\n")
+
+    def refuse_other_config(self, before: Mapping[str, Any], config: Config) -> None:
+        """Raise UsageError naming the fields in which the run to go on with was another one."""
+        differs = [
+            f"{name}: it has {old!r}, this config {new!r}"
+            for name, old, new in _differences(before, config.as_dict())
+            if not _MAY_CHANGE.match(name)
+        ]
+        if differs:
+            raise UsageError(
+                [f"run {self.run_id} was made with another config; go on with its own, or start anew (--resume none)"]
+                + differs
+            )
+
+
+def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -> RunFolder:
+    """The run folder to write: the one named, else the newest unfinished one of this config, else a new one.
+
+    Args:
+        options: `run_id`, `runs_dir` and `resume` as given.
+        config: to find a run of the same.
+        suggested_id: a name that survives restarts, from whatever started the job.
+
+    Raises:
+        UsageError: the folder cannot be made, or another job holds it.
+    """
+    runs = Path(options.runs_dir)
+    run_id = options.run_id or suggested_id
+    try:
+        if run_id is None and options.resume == "auto":
+            for path in _unfinished(runs, config.digest()):
+                lock = _try_lock(path)
+                if lock is not None:
+                    return RunFolder(path, lock)
+        path = runs / (run_id or _new_id(config))
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _try_lock(path)
+    except OSError as error:
+        raise UsageError(f"--runs-dir: cannot write a run folder in {runs.absolute()}: {error}") from None
+    if lock is None:
+        holder = (path / ".lock").read_text(errors="replace").strip()
+        raise UsageError(f"--run-id: run {path.name} is in use by {holder}: stop that job, or give another --run-id")
+    return RunFolder(path, lock)
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run came to its end."""
+    try:
+        return json.loads((path / "verdict.json").read_text()).get("outcome") == "finished"  # type: ignore[no-any-return]
+    except (OSError, ValueError, AttributeError):
+        return False
+
+
+def _unfinished(runs: Path, digest: str) -> list[Path]:
+    """Runs of this config that did not come to their end, newest first."""
+    found = []
+    for path in runs.glob("*/environment.json"):
+        try:
+            same = json.loads(path.read_text()).get("config_digest") == digest
+        except (OSError, ValueError, AttributeError):
+            continue
+        if same and not is_finished(path.parent):
+            found.append((path.stat().st_mtime, path.parent))
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def _try_lock(path: Path) -> IO[str] | None:
+    lock = (path / ".lock").open("a+", encoding="utf-8")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the kernel when this process ends, however
+    except OSError:
+        lock.close()
+        return None
+    lock.truncate(0)
+    lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}\n")
+    lock.flush()
+    return lock
+
+
+def _new_id(config: Config) -> str:
+    what = "-".join(re.sub(r"\W+", "_", name) for name in (config.strategy.name, config.model.name, config.data.name))
+    return f"{what}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+
+
+def _differences(old: Any, new: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any, Any]]:
+    found: list[tuple[str, Any, Any]] = []
+    for key, value in new.items():
+        before = old.get(key) if isinstance(old, dict) else None
+        if isinstance(value, dict) and prefix == "":
+            found += _differences(before, value, f"{key}.")
+        elif before != value:
+            found.append((f"{prefix}{key}", before, value))
+    return found
+
+
+def _write(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.tmp")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)

@@ -1,0 +1,267 @@
+"""How the ranks meet, on which device, and how they part: process group, device, seeds, time-outs."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+
+from train.config import RuntimeConfig
+from train.errors import JoinError, UsageError
+from train.identity import Identity, is_loopback
+from train.network import interface_towards
+
+Phase = Literal["step", "evaluation", "saving"]
+
+
+class Runtime:
+    """One rank's device and its ties to the other ranks.
+
+    Each phase has a time-out of its own, and so a process group of its own: `step` on the chosen backend,
+    `evaluation` and `saving` on Gloo with tensors on the CPU.
+    """
+
+    def __init__(self, me: Identity, config: RuntimeConfig, *, threads: int = 1, group: bool = True) -> None:
+        """Choose the device and join the others. Raises UsageError and JoinError.
+
+        Args:
+            me: this rank's place.
+            config: device, backend, interface and time-outs.
+            threads: CPU threads this rank computes with.
+            group: also make a process group for a single rank.
+        """
+        self.me = me
+        self.host = socket.gethostname()
+        self.device = _choose_device(me, config)
+        self.backend = _choose_backend(config, self.device)
+        self._groups: dict[Phase, dist.ProcessGroup] = {}
+        torch.set_num_threads(threads)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
+        if group or me.world_size > 1:
+            _set_interface(me, config)
+            self._join(config)
+
+    @property
+    def rank(self) -> int:
+        """This process's rank."""
+        return self.me.rank
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.me.world_size
+
+    @property
+    def joined(self) -> bool:
+        """Whether there is a process group."""
+        return bool(self._groups)
+
+    def group(self, phase: Phase) -> dist.ProcessGroup | None:
+        """The process group whose time-out is this phase's; None for a lone process."""
+        return self._groups.get(phase)
+
+    def _join(self, config: RuntimeConfig) -> None:
+        store = _meet(self.me, self.host, config.join_timeout_s)
+        store.set_timeout(timedelta(seconds=config.step_timeout_s))
+        dist.init_process_group(
+            self.backend,
+            store=store,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout=timedelta(seconds=config.step_timeout_s),
+            # Bound at once: a rank that picked a wrong device fails here, and barriers know their device.
+            device_id=self.device if self.backend == "nccl" else None,
+        )
+        assert dist.group.WORLD is not None
+        self._groups["step"] = dist.group.WORLD
+        waits: dict[Phase, float] = {"evaluation": config.eval_timeout_s, "saving": config.save_timeout_s}
+        for phase, wait_s in waits.items():
+            self._groups[phase] = dist.new_group(backend="gloo", timeout=timedelta(seconds=wait_s))
+
+    def gather(self, value: Any, phase: Phase = "saving") -> list[Any]:
+        """Each rank's value, in rank order, on every rank. For small things: it pickles."""
+        if not self.joined:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group(phase))
+        return values
+
+    def broadcast(self, value: Any, phase: Phase = "saving") -> Any:
+        """Rank 0's value on every rank. For small things: it pickles."""
+        if not self.joined:
+            return value
+        box = [value]
+        dist.broadcast_object_list(box, src=0, group=self.group(phase))
+        return box[0]
+
+    def broadcast_tensor(self, tensor: torch.Tensor, phase: Phase = "saving") -> None:
+        """Rank 0's values into every rank's CPU tensor."""
+        if self.joined:
+            dist.broadcast(tensor, src=0, group=self.group(phase))
+
+    def sum(self, tensor: torch.Tensor, phase: Phase) -> torch.Tensor:
+        """Sum over the ranks of a small tensor, on the CPU."""
+        total = tensor.detach().cpu()
+        if self.joined:
+            dist.all_reduce(total, group=self.group(phase))
+        return total
+
+    def agree(self, facts: Mapping[str, str], advice: Mapping[str, str]) -> None:
+        """Compare facts that must be equal on all ranks. Raises UsageError that names ranks and hosts."""
+        told = self.gather((self.host, dict(facts)))
+        problems = []
+        for name in facts:
+            ranks_by_value: dict[str, list[str]] = {}
+            for rank, (host, theirs) in enumerate(told):
+                ranks_by_value.setdefault(theirs[name], []).append(f"{rank} ({host})")
+            if len(ranks_by_value) > 1:
+                seen = "; ".join(f"{value} on rank {', '.join(ranks)}" for value, ranks in ranks_by_value.items())
+                problems.append(f"{name} differs between ranks: {seen}: {advice[name]}")
+        if problems:
+            raise UsageError(problems)
+
+    def reseed(self, seed: int, step: int) -> None:
+        """Make what is random from here on a function of (seed, step, rank) alone."""
+        mixed = mix(seed, step, self.rank)
+        torch.default_generator.manual_seed(mixed)
+        if self.device.type == "cuda":
+            torch.cuda.manual_seed(mixed)
+
+    def close(self) -> None:
+        """Part in good order: all ranks have come through, so nobody leaves while another still needs it.
+
+        Only after success. A rank that failed must not wait for others, nor be waited for: it just exits.
+        """
+        if self.joined:
+            dist.barrier(group=self.group("saving"))
+            dist.destroy_process_group()
+            self._groups = {}
+
+
+def mix(*numbers: int) -> int:
+    """Numbers into one seed of 63 bits, so that near inputs give far seeds (splitmix64's finalizer)."""
+    state = 0
+    for number in numbers:
+        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
+        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
+        state ^= state >> 31
+    return state >> 1
+
+
+def _choose_device(me: Identity, config: RuntimeConfig) -> torch.device:
+    """The rank's device by logical index: CUDA_VISIBLE_DEVICES has already renumbered them from 0."""
+    count = torch.cuda.device_count() if config.device != "cpu" else 0
+    if count == 0:
+        if config.device == "cuda":
+            raise UsageError(
+                f"runtime.device is cuda, but rank {me.rank} sees no GPU (torch {torch.__version__}, "
+                f"CUDA_VISIBLE_DEVICES={os.environ.get('CUDA_VISIBLE_DEVICES', 'unset')!r}): check the driver, "
+                "the container's GPU options and torch's build, or ask for runtime.device cpu"
+            )
+        return torch.device("cpu")
+    if count == 1:  # bound by the launcher, one GPU a rank; or there is only one
+        return torch.device("cuda", 0)
+    index = me.rank % count if me.local_rank is None else me.local_rank
+    if index >= count:
+        raise UsageError(
+            f"rank {me.rank} is number {index} on this host, but the host shows it {count} GPUs: "
+            f"start at most {count} ranks a host, or show it more GPUs"
+        )
+    return torch.device("cuda", index)
+
+
+def _choose_backend(config: RuntimeConfig, device: torch.device) -> str:
+    if config.backend != "auto":
+        return config.backend
+    return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
+
+
+def _set_interface(me: Identity, config: RuntimeConfig) -> None:
+    """Give Gloo and NCCL one concrete interface each, unless the user has: the one that routes to the master."""
+    if me.world_size == 1 or me.master_addr is None:
+        return
+    name = config.interface or interface_towards(me.master_addr, spans_hosts=me.spans_hosts)
+    for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+        if config.interface or (name and not os.environ.get(variable)):
+            os.environ[variable] = name or ""
+
+
+def _meet(me: Identity, host: str, timeout_s: float) -> dist.Store:
+    """The store where all ranks have signed in. Raises JoinError naming the ranks that did not."""
+    if me.world_size == 1:
+        return dist.HashStore()
+    assert me.master_addr is not None and me.master_port is not None
+    deadline = time.monotonic() + timeout_s
+    store = _open_store(me, timeout_s)
+    # A restart by torchrun meets in the same store: each attempt gets names of its own.
+    store = dist.PrefixStore(f"muster/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    ranks = range(me.world_size)
+    try:
+        store.set(f"host/{me.rank}", host)
+        while not store.check([f"host/{rank}" for rank in ranks]):
+            if time.monotonic() > deadline:
+                here = [rank for rank in ranks if store.check([f"host/{rank}"])]
+                raise JoinError(_who_is_missing(me, timeout_s, {r: store.get(f"host/{r}").decode() for r in here}))
+            time.sleep(0.02)
+    except dist.DistError as error:
+        raise JoinError(
+            f"rank {me.rank} lost rank 0's store at {me.master_addr}:{me.master_port} while joining ({error}): "
+            "rank 0 has ended; see its log"
+        ) from None
+    return store
+
+
+def _open_store(me: Identity, timeout_s: float) -> dist.Store:
+    assert me.master_addr is not None and me.master_port is not None
+    # Under torchrun the launcher itself keeps the store, and every rank is a guest.
+    hosts_it = me.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    try:
+        return dist.TCPStore(
+            me.master_addr,
+            me.master_port,
+            me.world_size,
+            is_master=hosts_it,
+            timeout=timedelta(seconds=timeout_s),
+            wait_for_workers=False,
+        )
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        if hosts_it and "EADDRINUSE" in str(error):
+            raise UsageError(
+                f"port {me.master_port} is already in use on {socket.gethostname()}: another job has it; "
+                "give all ranks another --master-port (or MASTER_PORT)"
+            ) from None
+        raise JoinError(
+            f"rank {me.rank} could not reach rank 0 at {me.master_addr}:{me.master_port} within {timeout_s:g} s "
+            f"({_reason(me.master_addr, error)}): check the address and that a firewall lets the port through"
+        ) from None
+
+
+def _reason(address: str, error: Exception) -> str:
+    try:
+        socket.getaddrinfo(address, None)
+    except OSError:
+        return f"the name {address} is unknown on this host"
+    return "nobody listens there" if is_loopback(address) else "no answer"
+
+
+def _who_is_missing(me: Identity, timeout_s: float, here: Mapping[int, str]) -> str:
+    missing = [rank for rank in range(me.world_size) if rank not in here]
+    came = ", ".join(f"{rank} ({host})" for rank, host in here.items())
+    return (
+        f"rank {_list(missing)} of {me.world_size} did not join within {timeout_s:g} s; rank {came} did: "
+        "look at the log of what should have started the missing ones, "
+        "or allow more time with --runtime.join_timeout_s"
+    )
+
+
+def _list(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"

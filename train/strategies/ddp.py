@@ -1,0 +1,59 @@
+"""One process a device: torch's DistributedDataParallel sends gradients while backward still runs."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel as TorchDDP
+
+from train.config import StrategyConfig
+from train.runtime import Runtime
+from train.strategies.base import Strategy
+
+
+class DistributedDataParallel(Strategy):
+    """What to use on more than one device."""
+
+    needs_group: ClassVar[bool] = True
+
+    def __init__(self, config: StrategyConfig, runtime: Runtime) -> None:
+        super().__init__(config, runtime)
+        self.loss_scale = float(runtime.world_size)  # DDP averages over ranks; the loss's own count does that here
+
+    def wrap(self, objective: nn.Module) -> None:
+        device = self.runtime.device
+        self.ddp = TorchDDP(
+            objective,
+            device_ids=[device.index] if device.type == "cuda" else None,
+            bucket_cap_mb=self.config.bucket_mb,
+            gradient_as_bucket_view=self.config.gradient_as_bucket_view,
+            forward_sync_buffers=False,  # the loop does, once a step and for every strategy alike
+            static_graph=self.config.static_graph,
+            find_unused_parameters=self.config.find_unused_parameters,
+        )
+        self.module = self.ddp
+        self._add_hook()
+
+    def forward(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss_sums, counts = self.module(*batch)
+        return loss_sums.sum(), counts.sum()
+
+    def hold_gradients(self) -> AbstractContextManager[object]:
+        return self.ddp.no_sync()
+
+    def _add_hook(self) -> None:
+        group = self.runtime.group("step")
+        hooks: dict[str, Any] = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        if self.config.comm_hook in hooks:
+            self.ddp.register_comm_hook(group, hooks[self.config.comm_hook])
+        elif self.config.comm_hook == "powersgd":
+            state = powerSGD_hook.PowerSGDState(
+                process_group=group,
+                matrix_approximation_rank=self.config.powersgd_rank,
+                start_powerSGD_iter=10,  # the first steps' gradients change too fast to be approximated (its docs)
+            )
+            self.ddp.register_comm_hook(state, powerSGD_hook.powerSGD_hook)

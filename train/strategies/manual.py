@@ -1,0 +1,63 @@
+"""DistributedDataParallel by hand: the same weights everywhere, then an all-reduce of the gradients in buckets.
+
+The reference to read. It sends only after backward has ended; ddp sends while it runs.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from train.config import StrategyConfig
+from train.runtime import Runtime
+from train.strategies.base import Strategy
+
+
+class Manual(Strategy):
+    """What ddp does, in forty lines."""
+
+    needs_group: ClassVar[bool] = True
+
+    def __init__(self, config: StrategyConfig, runtime: Runtime) -> None:
+        super().__init__(config, runtime)
+        self.group = runtime.group("step")
+
+    def wrap(self, objective: nn.Module) -> None:
+        self.module = objective
+        for tensor in [*objective.parameters(), *objective.buffers()]:
+            dist.broadcast(tensor.detach(), src=0, group=self.group)
+        self.buckets = _buckets([p for p in objective.parameters() if p.requires_grad], self.config.bucket_mb)
+
+    def forward(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
+        loss_sums, counts = self.module(*batch)
+        return loss_sums.sum(), counts.sum()
+
+    def reduce_gradients(self) -> None:
+        sent = []
+        for bucket in self.buckets:
+            # A parameter that this rank did not use still takes part: another rank may have used it.
+            gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
+            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            work = dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=self.group, async_op=True)
+            sent.append((bucket, flat, work))
+        for bucket, flat, work in sent:
+            work.wait()
+            for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+                parameter.grad = piece.view_as(parameter)
+
+
+def _buckets(parameters: list[nn.Parameter], size_mb: float) -> list[list[nn.Parameter]]:
+    """Parameters in reverse order (as backward makes their gradients), cut where a bucket is full or the type changes."""
+    buckets: list[list[nn.Parameter]] = []
+    room = 0.0
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        if not buckets or size > room or buckets[-1][0].dtype != parameter.dtype:
+            buckets.append([])
+            room = size_mb * 2**20
+        buckets[-1].append(parameter)
+        room -= size
+    return buckets

@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from train import __version__
 from train.errors import MusterError, UsageError
@@ -42,8 +43,8 @@ def run(argv: list[str]) -> int:
     from train.options import checked_config, read_config, split_launch_options
     from train.progress import log, log_to_console
 
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # the user's own module:function, also for the `train` script
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))  # the user's own module:function, also for the `train` script
     me = Identity()
     try:
         options, rest = split_launch_options(argv)

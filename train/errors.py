@@ -43,5 +43,9 @@ class WaitError(MusterError):
     exit_code = Exit.HANG
 
 
+class ContactError(MusterError):
+    """Another rank ended in the middle of a step."""
+
+
 class CheckpointError(MusterError):
     """A checkpoint cannot be written, or is damaged."""

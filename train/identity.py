@@ -212,7 +212,8 @@ def _slurm_tasks_here(env: Mapping[str, str]) -> int | None:
 def first_host(hosts: str) -> str:
     """First host of a Slurm host list: `rack[1-2]node[08,3]` is `rack1node08`. Raises UsageError."""
     if shutil.which("scontrol"):
-        shown = subprocess.run(["scontrol", "show", "hostnames", hosts], capture_output=True, text=True, check=False)
+        command = ["scontrol", "show", "hostnames", hosts]
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603: no shell
         if shown.returncode == 0 and shown.stdout.strip():
             return shown.stdout.split()[0]
     from hostlist import BadHostlist, expand_hostlist
@@ -220,9 +221,7 @@ def first_host(hosts: str) -> str:
     try:
         return str(expand_hostlist(hosts, sort=False)[0])
     except (BadHostlist, IndexError):
-        raise UsageError(
-            f"Slurm's host list {hosts!r} cannot be read; give --rank, --world-size, --master-addr"
-        ) from None
+        raise UsageError(f"Slurm's host list {hosts!r} cannot be read; give --rank and the like") from None
 
 
 def stable_run_id(env: Mapping[str, str]) -> str | None:

@@ -2,37 +2,34 @@
 
 from __future__ import annotations
 
-import json
-import math
 import os
 import platform
 import signal
 import time
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from rich.table import Table
 
-from train import checkpoint, loop
+from train import checkpoint, loop, summary
 from train.checkpoint import Checkpoints, State
 from train.config import Config
 from train.data import Batches, Data, Order, open_data
-from train.data.text import trigram_loss
-from train.errors import MusterError, UsageError, WaitError
+from train.errors import ContactError, MusterError, UsageError, WaitError
 from train.identity import Identity, stable_run_id
 from train.metrics import Metrics
-from train.models import GPT, Objective, build_loss, build_model
+from train.models import Objective, build_loss, build_model
 from train.optim import build_optimizer
 from train.options import LaunchOptions
 from train.precision import Precision
-from train.progress import StepLine, console, log, log_to_file
+from train.progress import StepLine, log, log_to_file
 from train.replicas import check_replicas
 from train.run_folder import RunFolder, open_run
 from train.runtime import Runtime
 from train.seam import Exit
+from train.state import Job, restore
 from train.strategies import STRATEGIES, DataParallel, make_strategy
 
 ADVICE = {
@@ -67,7 +64,7 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
         job.line.close()
         runtime.close()
         if folder is not None:
-            _tell_end(job, path, finished)
+            summary.tell(job, path, finished=finished)
     except MusterError as error:
         code = error.exit_code
         raise
@@ -89,7 +86,7 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
     return code
 
 
-def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: StopRequest | None = None) -> loop.Job:
+def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: StopRequest | None = None) -> Job:
     """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet."""
     order = Order(len(data.train), config.batch.global_size, seed=config.train.seed, drop_last=config.data.drop_last)
     torch.manual_seed(config.train.seed)  # the same on all ranks: replicas start equal
@@ -97,11 +94,11 @@ def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: Stop
     model = precision.prepare(build_model(config.model, data.spec, config.data.block_size)).to(runtime.device)
     objective = Objective(model, build_loss(config.model))
     strategy = make_strategy(config.strategy, runtime)
-    strategy.wrap(torch.compile(objective) if config.model.compile else objective)
+    strategy.wrap(cast(torch.nn.Module, torch.compile(objective)) if config.model.compile else objective)
     if isinstance(strategy, DataParallel) and strategy.note:
         log.warning(strategy.note)
     steps = config.train.steps or (config.train.epochs or 0) * order.batches_per_epoch
-    return loop.Job(
+    return Job(
         config=config,
         steps=steps,
         runtime=runtime,
@@ -119,7 +116,7 @@ def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: Stop
     )
 
 
-def resume(job: loop.Job, options: LaunchOptions, folder: RunFolder | None) -> None:
+def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
     """Go on from a checkpoint, if there is one and it is wanted: rank 0 reads it, the others get it from there."""
     found: State | str | None = None
     if folder is not None:
@@ -133,11 +130,11 @@ def resume(job: loop.Job, options: LaunchOptions, folder: RunFolder | None) -> N
     assert not isinstance(found, str)
     state = checkpoint.share(found, job.runtime)
     if state is not None:
-        loop.restore(job, state)
+        restore(job, state)
         log.info(f"going on from step {job.progress.step} of {job.steps}")
 
 
-def _find_state(job: loop.Job, options: LaunchOptions, folder: RunFolder) -> State | None:
+def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | None:
     if options.resume == "none":
         return None
     if options.resume != "auto":
@@ -194,7 +191,7 @@ def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tu
     if problem:
         raise UsageError(problem)
     path = Path(options.runs_dir) / run_id
-    hosts = [host for host, _ in dict.fromkeys((host, 0) for host in runtime.gather(runtime.host))]
+    hosts = list(dict.fromkeys(runtime.gather(runtime.host)))
     log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
     log.info(f"run folder {path}")
     if folder is not None:
@@ -225,67 +222,15 @@ def _ranks(runtime: Runtime) -> str:
     )
 
 
-def _lost_contact(error: RuntimeError, step: int, runtime: Runtime) -> WaitError | None:
+def _lost_contact(error: RuntimeError, step: int, runtime: Runtime) -> MusterError | None:
     """A collective's error in words; None where it is something else."""
     text = str(error)
     if not isinstance(error, dist.DistError) and "gloo" not in text.lower():
         return None
+    who = f"rank {runtime.rank} ({runtime.host})"
     if "timed out" in text.lower() or "timeout" in text.lower():
         return WaitError(
-            f"rank {runtime.rank} ({runtime.host}) waited in vain for other ranks in step {step}: one of them hangs, or its host "
-            "is cut off; their logs tell which (a longer wait: --runtime.step_timeout_s)"
+            f"{who} waited in vain for other ranks in step {step}: one of them hangs, or its host is cut off; "
+            "their logs tell which (a longer wait: --runtime.step_timeout_s)"
         )
-    error_words = WaitError(
-        f"rank {runtime.rank} ({runtime.host}) lost contact with another rank in step {step}: that one has ended first, "
-        "its log tells why"
-    )
-    error_words.exit_code = Exit.RANK_FAILED
-    return error_words
-
-
-def _tell_end(job: loop.Job, folder: Path, finished: bool) -> None:
-    """The table, and for a gpt on text what it writes."""
-    progress = job.progress
-    if not finished:
-        log.info(f"stopped on request after step {progress.step} of {job.steps}, saved: the same command goes on")
-        return
-    table = Table(show_header=False, title=f"finished: {progress.step} steps", title_justify="left")
-    for name, value in _results(job, folder):
-        table.add_row(name, value)
-    console.print(table)
-    model, text = job.objective.model, job.data.text
-    if isinstance(model, GPT) and text is not None and job.config.train.sample_tokens:
-        model.eval()
-        job.runtime.reseed(job.config.train.seed, 0)
-        prompt = torch.tensor(text.val[:64].astype("int64"), device=job.runtime.device)
-        written = model.generate(prompt, job.config.train.sample_tokens)[len(prompt) :]
-        sample = bytes(written.tolist()).decode("utf-8", errors="replace")
-        (folder / "sample.txt").write_text(sample, encoding="utf-8")
-        console.print("what it writes (sample.txt):", style="bold")
-        console.print(sample, markup=False)
-
-
-def _results(job: loop.Job, folder: Path) -> list[tuple[str, str]]:
-    progress, spec = job.progress, job.data.spec
-    rows: list[tuple[str, str]] = []
-    summary: dict[str, Any] = {"steps": progress.step}
-    if progress.evaluation is not None:
-        loss, accuracy = progress.evaluation.loss, progress.evaluation.accuracy
-        summary["eval_loss"] = loss
-        unit = f" nats/{spec.item[:-1]}" if spec.kind == "tokens" else ""
-        rows.append(("validation loss", f"{loss:.4f}{unit}"))
-        if spec.item == "bytes":
-            rows.append(("bits per byte", f"{loss / math.log(2):.4f}"))
-        if accuracy is not None:
-            summary["eval_accuracy"] = accuracy
-            rows.append(("validation accuracy", f"{accuracy:.2%}"))
-    if job.data.text is not None:
-        summary["trigram_loss"] = trigram_loss(job.data.text.train, job.data.text.val)
-        rows.append(("a trigram count model", f"{summary['trigram_loss']:.4f} nats/byte"))
-    if progress.seconds:
-        summary["items_per_s"] = progress.items / progress.seconds
-        rows.append(("throughput", f"{summary['items_per_s']:,.0f} {spec.item}/s"))
-    rows.append(("training took", f"{progress.seconds:.1f} s"))
-    rows.append(("run folder", str(folder)))
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
-    return rows
+    return ContactError(f"{who} lost contact with another rank in step {step}: that one ended first, its log tells why")

@@ -24,9 +24,7 @@ class Metrics:
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
-            self._board = SummaryWriter(  # type: ignore[no-untyped-call]
-                str(folder / "tensorboard"), purge_step=after_step + 1 if after_step else None
-            )
+            self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1 if after_step else None)
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """One row."""

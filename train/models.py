@@ -118,7 +118,8 @@ class MLP(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Outputs [batch, outputs] for features [batch, inputs]."""
-        return self.fc2(F.relu(self.fc1(x)))
+        hidden: torch.Tensor = F.relu(self.fc1(x))
+        return self.fc2(hidden)  # type: ignore[no-any-return]
 
 
 def build_model(config: ModelConfig, spec: Spec, block_size: int) -> nn.Module:

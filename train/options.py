@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ActionConfigFile, ArgumentError, ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
 
 from train import rules
 from train.config import Config, field_names
@@ -89,11 +89,17 @@ def split_launch_options(argv: Sequence[str]) -> tuple[LaunchOptions, list[str]]
     return options, rest
 
 
-class _RecipeOrFile(ActionConfigFile):
-    """`--config NAME` reads a recipe, `--config PATH` a file; later ones win."""
-
-    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        super().__call__(parser, cfg, _find_config(values), option_string)
+def _with_paths(argv: Sequence[str]) -> list[str]:
+    """The command line with recipes' names after `--config` replaced by their files."""
+    words: list[str] = []
+    for word in argv:
+        if words and words[-1] == "--config":
+            words.append(_find_config(word))
+        elif word.startswith("--config="):
+            words.append(f"--config={_find_config(word.removeprefix('--config='))}")
+        else:
+            words.append(word)
+    return words
 
 
 def _find_config(name: str) -> str:
@@ -111,7 +117,7 @@ def make_parser() -> ArgumentParser:
         exit_on_error=False,
         allow_abbrev=False,
     )
-    parser.add_argument("--config", action=_RecipeOrFile, help="a recipe's name or a YAML file; may be repeated")
+    parser.add_argument("--config", action="config", help="a recipe's name or a YAML file; may be repeated")
     parser.add_class_arguments(Config, sub_configs=False)
     return parser
 
@@ -130,7 +136,7 @@ def read_config(argv: Sequence[str]) -> Config:
     """
     parser = make_parser()
     try:
-        namespace = parser.parse_args(list(argv))
+        namespace = parser.parse_args(_with_paths(argv))
     except ArgumentError as error:
         raise UsageError(list(_diagnose(parser, argv)) or str(error)) from None
     return _build(parser, namespace)
@@ -159,7 +165,12 @@ def _diagnose(parser: ArgumentParser, argv: Sequence[str]) -> Iterator[str]:
         where = f" ({origin})" if origin else ""
         if key == "":
             yield f"{value}{where}"
-        elif not any(key == name or key.startswith(f"{name}.") for name in known):
+        elif value is _MISSING:
+            bad.add(key)
+            yield f"{key}: a value must follow --{key}"
+        elif any(key.startswith(f"{name}.") for name in known):
+            pass  # an entry of a dictionary, such as model.args.depth
+        elif key not in known:
             bad.add(key)
             yield f"{key}: no such field{where}{rules.nearest(key, known)}"
         else:
@@ -184,9 +195,11 @@ def _rests_on(problem: rules.Problem, bad: set[str]) -> bool:
 def _plain(message: str) -> str:
     """jsonargparse's words without its heading and type syntax."""
     lines = [line.strip() for line in message.splitlines() if line.strip()]
-    text = " ".join(lines[1:] or lines)
-    text = re.sub(r"<class '(\w+)'>", r"\1", text).replace("typing.Literal", "one of ")
-    return re.sub(r"\s+", " ", text)
+    text = re.sub(r"<class '(\w+)'>", r"\1", " ".join(lines[1:] or lines))
+    text = re.sub(
+        r"Expected an? (?:typing\.)?(Literal)?\[?", lambda m: "must be one of [" if m[1] else "must be ", text
+    )
+    return text.replace(". Got value: ", ", but is ")
 
 
 def _given(argv: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
@@ -198,11 +211,14 @@ def _given(argv: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
             continue
         key, equals, value = word[2:].partition("=")
         if not equals:
-            value = next(words, "")
-        if key == "config":
+            value = next(words, _MISSING)
+        if key == "config" and value is not _MISSING:
             yield from _from_file(value)
         elif key not in ("print_config", "help"):
             yield key, value, ""
+
+
+_MISSING = object()
 
 
 def _from_file(name: str) -> Iterator[tuple[str, Any, str]]:

@@ -62,10 +62,8 @@ class RunFolder:
             if not _MAY_CHANGE.match(name)
         ]
         if differs:
-            raise UsageError(
-                [f"run {self.run_id} was made with another config; go on with its own, or start anew (--resume none)"]
-                + differs
-            )
+            words = f"run {self.run_id} was made with another config; go on with its own, or start anew (--resume none)"
+            raise UsageError([words, *differs])
 
 
 def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -> RunFolder:

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from train.config import RuntimeConfig
 from train.errors import JoinError, UsageError
@@ -194,15 +195,15 @@ def _set_interface(me: Identity, config: RuntimeConfig) -> None:
             os.environ[variable] = name or ""
 
 
-def _meet(me: Identity, host: str, timeout_s: float) -> dist.Store:
+def _meet(me: Identity, host: str, timeout_s: float) -> Store:
     """The store where all ranks have signed in. Raises JoinError naming the ranks that did not."""
     if me.world_size == 1:
-        return dist.HashStore()
+        return HashStore()
     assert me.master_addr is not None and me.master_port is not None
     deadline = time.monotonic() + timeout_s
     store = _open_store(me, timeout_s)
     # A restart by torchrun meets in the same store: each attempt gets names of its own.
-    store = dist.PrefixStore(f"muster/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+    store = PrefixStore(f"muster/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     ranks = range(me.world_size)
     try:
         store.set(f"host/{me.rank}", host)
@@ -219,12 +220,12 @@ def _meet(me: Identity, host: str, timeout_s: float) -> dist.Store:
     return store
 
 
-def _open_store(me: Identity, timeout_s: float) -> dist.Store:
+def _open_store(me: Identity, timeout_s: float) -> Store:
     assert me.master_addr is not None and me.master_port is not None
     # Under torchrun the launcher itself keeps the store, and every rank is a guest.
     hosts_it = me.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     try:
-        return dist.TCPStore(
+        return TCPStore(
             me.master_addr,
             me.master_port,
             me.world_size,

@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
@@ -67,15 +68,15 @@ class Batches:
             pin_memory=self._device.type == "cuda",
             persistent_workers=self._data.workers > 0,
         )
-        index = first
-        while index < stop:
-            epoch, place = divmod(index, sampler.order.batches_per_epoch)
+        per_epoch = sampler.order.batches_per_epoch
+        while first < stop:
+            epoch, sampler.first = divmod(first, per_epoch)
             sampler.set_epoch(epoch)
-            sampler.first = place
+            end = min(stop, (epoch + 1) * per_epoch)
             micros = iter(loader)
-            for index in range(index, min(stop, (epoch + 1) * sampler.order.batches_per_epoch)):
+            for index in range(first, end):
                 yield [Micro(next(micros), padding) for _, padding in sampler.window(index)]
-            index += 1
+            first = end
 
 
 class GlobalBatchSampler(DistributedSampler[int]):
@@ -132,7 +133,7 @@ class _Fetched(Dataset[Batch]):
         return self._samples.gather(torch.tensor(ids))
 
 
-def _as_fetched(batch: Batch) -> Batch:
+def _as_fetched(batch: Any) -> Any:
     return batch
 
 

@@ -26,7 +26,7 @@ class OwnSamples:
     def gather(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The batch: by one indexing of a TensorDataset, by its own `gather`, else sample by sample."""
         if isinstance(self.dataset, TensorDataset):
-            return self.dataset[ids]
+            return tuple(tensor[ids] for tensor in self.dataset.tensors)
         if hasattr(self.dataset, "gather"):
             return tuple(self.dataset.gather(ids))
         return tuple(default_collate([self.dataset[i] for i in ids.tolist()]))
@@ -40,12 +40,12 @@ def open_own(config: DataConfig) -> tuple[OwnSamples, OwnSamples, str]:
     opened = []
     digest = hashlib.sha256()
     for dataset in made:
-        if isinstance(dataset, IterableDataset) or not (
-            hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
-        ):
+        is_map_style = hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")
+        if isinstance(dataset, IterableDataset) or not is_map_style:
             raise UsageError(
-                f"data.name: {config.name} returned {_kind(dataset)}, which has no length or index: the order of samples "
-                "is index arithmetic, so that any world size sees the same batches; give it __len__ and __getitem__ "
+                f"data.name: {config.name} returned {_kind(dataset)}, which has no length or index: the order of "
+                "samples is index arithmetic, so that any world size sees the same batches; give it __len__ and "
+                "__getitem__ "
                 "(a list, a TensorDataset, or a Dataset over an index of your files)"
             )
         digest.update(_digest(config.name, dataset))

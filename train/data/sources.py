@@ -79,11 +79,11 @@ def open_data(config: DataConfig, seed: int) -> Data:
         train, val = (tokens.Windows(stream, config.block_size) for stream in (prepared.train, prepared.val))
         data = Data(spec, train, val, prepared.fingerprint, prepared.words, prepared)
     elif config.name == "tokens":
-        train, val = (tokens.Windows.open(path, config.block_size, config.vocab_size) for path in config.paths)
+        windows = [tokens.Windows.open(path, config.block_size, config.vocab_size) for path in config.paths]
         fingerprint = " ".join(tokens.fingerprint(path) for path in config.paths)
-        words = f"tokens: {len(train.stream):,} to train on, {len(val.stream):,} held out"
+        words = f"tokens: {len(windows[0].stream):,} to train on, {len(windows[1].stream):,} held out"
         spec = Spec("tokens", config.vocab_size, config.vocab_size, "tokens", config.block_size)
-        data = Data(spec, train, val, fingerprint, words)
+        data = Data(spec, *windows, fingerprint, words)
     elif config.name == "digits":
         data = _from_table(config, "classes", 10, *_digits(), seed=seed)
     elif config.name in ("regression", "classification"):

@@ -141,7 +141,7 @@ def cache_dir(config: DataConfig) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    with open(path, "w") as file:
+    with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)  # released by the kernel when its holder dies
         yield
 

@@ -65,7 +65,7 @@ def fingerprint(path: str) -> str:
     """Size and hash of a file; of a large one, of 1024 blocks spread evenly over it."""
     size = Path(path).stat().st_size
     digest = hashlib.sha256()
-    with open(path, "rb") as file:
+    with Path(path).open("rb") as file:
         step = max(_FINGERPRINT_BLOCK, size // _FINGERPRINT_BLOCKS)
         for start in range(0, size, step):
             file.seek(start)

@@ -1,4 +1,4 @@
-"""How one model becomes many replicas: one file each, the same methods in the same order, so they diff like a lesson."""
+"""How one model becomes many replicas: one file each, so that two diff like a lesson."""
 
 from __future__ import annotations
 

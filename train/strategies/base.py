@@ -38,9 +38,10 @@ class Strategy(ABC):
     def wrap(self, objective: nn.Module) -> None:
         """Take over the model with its loss, on this rank's device, equal on all ranks from here on."""
 
-    @abstractmethod
     def forward(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """(sum of losses, number of items) of a micro-batch: scalars; the first one carries the graph."""
+        loss_sums, counts = self.module(*batch)  # one of each a replica
+        return loss_sums.sum(), counts.sum()
 
     def hold_gradients(self) -> AbstractContextManager[object]:
         """Around forward and backward of every micro-batch but the last: keep gradients here, do not send them."""
@@ -48,6 +49,7 @@ class Strategy(ABC):
 
     def reduce_gradients(self) -> None:
         """After the last backward: make the gradients those of the global batch, if that is not done yet."""
+        return
 
     def sync_buffers(self) -> None:
         """After each step: give every rank the first one's buffers (running statistics), as they are saved."""

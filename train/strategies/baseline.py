@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import nn
 
 from train.strategies.base import Strategy
@@ -16,8 +15,5 @@ class Baseline(Strategy):
     needs_group: ClassVar[bool] = False
 
     def wrap(self, objective: nn.Module) -> None:
+        """Nothing to add."""
         self.module = objective
-
-    def forward(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        loss_sums, counts = self.module(*batch)
-        return loss_sums.sum(), counts.sum()

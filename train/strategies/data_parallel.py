@@ -33,6 +33,7 @@ class DataParallel(Strategy):
         """What the user should know: there may be nothing to split over."""
 
     def wrap(self, objective: nn.Module) -> None:
+        """Over all GPUs this process sees; alone where there are none, with a note."""
         self.module = objective
         gpus = torch.cuda.device_count() if self.runtime.device.type == "cuda" else 0
         if self.split is not None:
@@ -42,10 +43,6 @@ class DataParallel(Strategy):
         else:
             found = "one GPU" if gpus else "no GPU"
             self.note = f"dp found {found} to split batches over: training on {self.runtime.device} alone, as baseline"
-
-    def forward(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        loss_sums, counts = self.module(*batch)
-        return loss_sums.sum(), counts.sum()
 
 
 class _Chunked(nn.Module):

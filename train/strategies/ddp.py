@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-import torch
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
@@ -25,6 +24,7 @@ class DistributedDataParallel(Strategy):
         self.loss_scale = float(runtime.world_size)  # DDP averages over ranks; the loss's own count does that here
 
     def wrap(self, objective: nn.Module) -> None:
+        """torch's wrapper makes the weights equal, and sends buckets of gradients as backward fills them."""
         device = self.runtime.device
         self.ddp = TorchDDP(
             objective,
@@ -38,11 +38,8 @@ class DistributedDataParallel(Strategy):
         self.module = self.ddp
         self._add_hook()
 
-    def forward(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        loss_sums, counts = self.module(*batch)
-        return loss_sums.sum(), counts.sum()
-
     def hold_gradients(self) -> AbstractContextManager[object]:
+        """No all-reduce until the last micro-batch."""
         return self.ddp.no_sync()
 
     def _add_hook(self) -> None:

@@ -26,16 +26,14 @@ class Manual(Strategy):
         self.group = runtime.group("step")
 
     def wrap(self, objective: nn.Module) -> None:
+        """Rank 0's weights to all ranks; then plan the buckets."""
         self.module = objective
         for tensor in [*objective.parameters(), *objective.buffers()]:
             dist.broadcast(tensor.detach(), src=0, group=self.group)
         self.buckets = _buckets([p for p in objective.parameters() if p.requires_grad], self.config.bucket_mb)
 
-    def forward(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-        loss_sums, counts = self.module(*batch)
-        return loss_sums.sum(), counts.sum()
-
     def reduce_gradients(self) -> None:
+        """Send every bucket, then wait for each and hand its pieces back."""
         sent = []
         for bucket in self.buckets:
             # A parameter that this rank did not use still takes part: another rank may have used it.
@@ -50,7 +48,7 @@ class Manual(Strategy):
 
 
 def _buckets(parameters: list[nn.Parameter], size_mb: float) -> list[list[nn.Parameter]]:
-    """Parameters in reverse order (as backward makes their gradients), cut where a bucket is full or the type changes."""
+    """Parameters in reverse order (as backward makes gradients), cut where a bucket is full or the type changes."""
     buckets: list[list[nn.Parameter]] = []
     room = 0.0
     for parameter in reversed(parameters):

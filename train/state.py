@@ -1,0 +1,108 @@
+"""The parts of one rank, how far it is, and what of that a checkpoint holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+
+from train.checkpoint import Checkpoints, State
+from train.config import Config
+from train.data import Batches, Data, Order
+from train.errors import CheckpointError, NonFiniteError
+from train.metrics import Metrics
+from train.models import Objective
+from train.precision import Precision
+from train.progress import StepLine, log
+from train.runtime import Runtime
+from train.strategies import Strategy
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Means over a whole set."""
+
+    loss: float
+    accuracy: float | None
+    """Share of targets named right; None where targets are not classes."""
+    samples: int
+
+
+@dataclass
+class Progress:
+    """How far a run is: all that its state is besides weights and optimizer."""
+
+    step: int = 0
+    updates: int = 0
+    """Steps that changed weights; fewer than `step` where a scaler skipped some."""
+    best_eval_loss: float = math.inf
+    evaluation: Evaluation | None = None
+    items: float = 0.0
+    seconds: float = 0.0
+    """Time in steps of this start, without evaluation and saving; with `items`, the mean speed."""
+
+
+@dataclass
+class Job:
+    """The parts of one rank, wired."""
+
+    config: Config
+    steps: int
+    runtime: Runtime
+    data: Data
+    order: Order
+    batches: Batches
+    objective: Objective
+    strategy: Strategy
+    precision: Precision
+    optimizer: torch.optim.Optimizer
+    checkpoints: Checkpoints
+    metrics: Metrics | None
+    """None but on rank 0."""
+    line: StepLine
+    asked_to_stop: Callable[[], bool]
+    progress: Progress = field(default_factory=Progress)
+
+
+def state_of(job: Job) -> State:
+    """All that is needed to go on: what a checkpoint holds."""
+    return {
+        "model": job.objective.model.state_dict(),
+        "optimizer": job.optimizer.state_dict(),
+        "scaler": job.precision.state(),
+        "progress": {
+            "step": job.progress.step,
+            "updates": job.progress.updates,
+            "best_eval_loss": job.progress.best_eval_loss,
+        },
+        "random": {"seed": job.config.train.seed, "rule": "reseeded before each step from (seed, step, rank)"},
+        "config": job.config.as_dict(),
+    }
+
+
+def restore(job: Job, state: State) -> None:
+    """Take up a checkpoint's state: strict, on every rank."""
+    job.objective.model.load_state_dict(state["model"])
+    job.optimizer.load_state_dict(state["optimizer"])
+    job.precision.load(state["scaler"])
+    job.progress = Progress(**state["progress"])
+
+
+def save(job: Job) -> None:
+    """Write a checkpoint on rank 0, while the others wait. A failed one is a warning: training goes on.
+
+    Raises NonFiniteError rather than write weights that are NaN: the last good checkpoint stays the newest.
+    """
+    bad = next((n for n, p in job.objective.model.named_parameters() if not bool(torch.isfinite(p).all())), None)
+    if bad is not None:
+        raise NonFiniteError(f"{bad} is not finite after step {job.progress.step}: not saved")
+    problem = None
+    if job.runtime.rank == 0:
+        try:
+            job.checkpoints.save(job.progress.step, state_of(job))
+        except CheckpointError as error:
+            problem = str(error)
+            log.warning(f"{problem}; training goes on, older checkpoints stay")
+    job.runtime.broadcast(problem)

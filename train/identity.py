@@ -213,7 +213,7 @@ def first_host(hosts: str) -> str:
     """First host of a Slurm host list: `rack[1-2]node[08,3]` is `rack1node08`. Raises UsageError."""
     if shutil.which("scontrol"):
         command = ["scontrol", "show", "hostnames", hosts]
-        shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603: no shell
+        shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
         if shown.returncode == 0 and shown.stdout.strip():
             return shown.stdout.split()[0]
     from hostlist import BadHostlist, expand_hostlist

@@ -17,7 +17,7 @@ from train import checkpoint, loop, summary
 from train.checkpoint import Checkpoints, State
 from train.config import Config
 from train.data import Batches, Data, Order, open_data
-from train.errors import ContactError, MusterError, UsageError, WaitError
+from train.errors import CheckpointError, ContactError, MusterError, UsageError, WaitError
 from train.identity import Identity, stable_run_id
 from train.metrics import Metrics
 from train.models import Objective, build_loss, build_model
@@ -60,8 +60,14 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
         if job.progress.step >= job.steps:
             job.progress.evaluation = loop.evaluate(job)
         finished = loop.fit(job)
-        outcome, code = ("finished", Exit.FINISHED) if finished else ("stopped", Exit.STOPPED_SAVED)
         job.line.close()
+        is_saved = job.progress.saved_step == job.progress.step
+        if finished and not is_saved:
+            raise CheckpointError("trained to the end, but the last checkpoint could not be saved: free space, run again")
+        if finished:
+            outcome, code = "finished", Exit.FINISHED
+        else:
+            outcome, code = "stopped", Exit.STOPPED_SAVED if is_saved else Exit.STOPPED_UNSAVED
         runtime.close()
         if folder is not None:
             summary.tell(job, path, finished=finished)

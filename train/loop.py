@@ -15,10 +15,11 @@ from train.state import Evaluation, Job, save
 from train.tally import Tally
 
 
-def fit(job: Job) -> bool:  # noqa: PLR0915: read from top to bottom
+def fit(job: Job) -> bool:  # noqa: PLR0915
     """Train to the last step, or to the step at which all ranks agree to stop; whether it came to the end."""
     config, runtime, strategy, precision, progress = job.config, job.runtime, job.strategy, job.precision, job.progress
     parameters = [p for p in job.objective.parameters() if p.requires_grad]
+    nothing = torch.zeros((), device=runtime.device), torch.zeros((), dtype=torch.int64, device=runtime.device)
     pending: Step | None = None
     stopping = False
     meter = Meter(job)
@@ -32,8 +33,8 @@ def fit(job: Job) -> bool:  # noqa: PLR0915: read from top to bottom
 
         # The true count of items is known only once all ranks have told theirs, while the last backward runs.
         # So backward divides by the usual one, and the gradients are put right afterwards.
-        usual_count = len(job.order.batch(step - 1)) * job.data.spec.items_per_sample
-        loss_sum = count = torch.zeros((), device=runtime.device)
+        usual_count = job.order.size(step - 1) * job.data.spec.items_per_sample
+        loss_sum, count = nothing
         for number, micro in enumerate(window, 1):
             is_last = number == len(window)
             with nullcontext() if is_last else strategy.hold_gradients():
@@ -57,13 +58,12 @@ def fit(job: Job) -> bool:  # noqa: PLR0915: read from top to bottom
         strategy.sync_buffers()
         progress.step = step
 
-        # What the last step's tally says is read now: the host never waits for the step it has just queued.
-        this = Step(tally, lr, norm if is_logged else None)
-        for done in (pending,) if pending else ():
-            stopping = meter.note(done)
-        pending = this
+        # What the step before told is read now: the host never waits for the step it has just queued.
+        if pending is not None:
+            stopping = meter.note(pending)
+        pending = Step(tally, lr, norm if is_logged else None)
         is_last_step = stopping or step == job.steps
-        evaluates = is_last_step or _every(config.train.eval_every, step)
+        evaluates = step == job.steps or (not stopping and _every(config.train.eval_every, step))
         saves = is_last_step or _every(config.train.save_every, step)
         if evaluates or saves:
             stopping = meter.note(pending) or stopping
@@ -72,14 +72,14 @@ def fit(job: Job) -> bool:  # noqa: PLR0915: read from top to bottom
             check_replicas(job.objective.model, runtime, step)
         if saves:
             save(job)
-        if evaluates and not stopping:
+        if evaluates:
             progress.evaluation = evaluate(job)
             meter.note_evaluation(progress.evaluation)
         if evaluates or saves:
             meter.restart()
         if is_last_step:
-            return step == job.steps
-    return True
+            break
+    return progress.step == job.steps
 
 
 def evaluate(job: Job) -> Evaluation:

@@ -209,10 +209,9 @@ def _given(argv: Sequence[str]) -> Iterator[tuple[str, Any, str]]:
         if not word.startswith("--"):
             yield "", f"{word!r} is not an option; fields are given as --section.field VALUE", ""
             continue
-        key, equals, value = word[2:].partition("=")
-        if not equals:
-            value = next(words, _MISSING)
-        if key == "config" and value is not _MISSING:
+        key, equals, rest = word[2:].partition("=")
+        value = rest if equals else next(words, _MISSING)
+        if key == "config" and isinstance(value, str):
             yield from _from_file(value)
         elif key not in ("print_config", "help"):
             yield key, value, ""

@@ -37,6 +37,8 @@ class Progress:
     step: int = 0
     updates: int = 0
     """Steps that changed weights; fewer than `step` where a scaler skipped some."""
+    saved_step: int = 0
+    """The newest step there is a checkpoint of."""
     best_eval_loss: float = math.inf
     evaluation: Evaluation | None = None
     items: float = 0.0
@@ -75,6 +77,7 @@ def state_of(job: Job) -> State:
         "progress": {
             "step": job.progress.step,
             "updates": job.progress.updates,
+            "saved_step": job.progress.step,
             "best_eval_loss": job.progress.best_eval_loss,
         },
         "random": {"seed": job.config.train.seed, "rule": "reseeded before each step from (seed, step, rank)"},
@@ -98,11 +101,12 @@ def save(job: Job) -> None:
     bad = next((n for n, p in job.objective.model.named_parameters() if not bool(torch.isfinite(p).all())), None)
     if bad is not None:
         raise NonFiniteError(f"{bad} is not finite after step {job.progress.step}: not saved")
-    problem = None
+    saved = True
     if job.runtime.rank == 0:
         try:
             job.checkpoints.save(job.progress.step, state_of(job))
         except CheckpointError as error:
-            problem = str(error)
-            log.warning(f"{problem}; training goes on, older checkpoints stay")
-    job.runtime.broadcast(problem)
+            saved = False
+            log.warning(f"{error}; older checkpoints stay, training goes on")
+    if job.runtime.broadcast(saved):
+        job.progress.saved_step = job.progress.step

@@ -30,6 +30,11 @@ class Order:
         self._epoch = -1
         self._shuffled = torch.empty(0, dtype=torch.int64)
 
+    def size(self, index: int) -> int:
+        """Samples of global batch `index`."""
+        start = index % self.batches_per_epoch * self.global_size
+        return min(self.global_size, self.length - start)
+
     def batch(self, index: int) -> torch.Tensor:
         """Sample ids of global batch `index`, counted from 0 over all epochs: int64 [at most global_size]."""
         epoch, place = divmod(index, self.batches_per_epoch)

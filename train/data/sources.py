@@ -74,29 +74,35 @@ class Table:
 def open_data(config: DataConfig, seed: int) -> Data:
     """Open what the config names, preparing it first if need be. Raises UsageError."""
     if config.name == "text":
-        prepared = text.prepare(config)
-        spec = Spec("tokens", 256, 256, "bytes", config.block_size)
-        train, val = (tokens.Windows(stream, config.block_size) for stream in (prepared.train, prepared.val))
-        data = Data(spec, train, val, prepared.fingerprint, prepared.words, prepared)
+        data = _text(config)
     elif config.name == "tokens":
-        windows = [tokens.Windows.open(path, config.block_size, config.vocab_size) for path in config.paths]
-        fingerprint = " ".join(tokens.fingerprint(path) for path in config.paths)
-        words = f"tokens: {len(windows[0].stream):,} to train on, {len(windows[1].stream):,} held out"
-        spec = Spec("tokens", config.vocab_size, config.vocab_size, "tokens", config.block_size)
-        data = Data(spec, *windows, fingerprint, words)
+        data = _tokens(config)
     elif config.name == "digits":
         data = _from_table(config, "classes", 10, *_digits(), seed=seed)
     elif config.name in ("regression", "classification"):
         data = _synthetic(config, seed)
     else:
         train, val, fingerprint = open_own(config)
-        data = Data(
-            Spec("own"), train, val, fingerprint, f"{config.name}: {len(train):,} samples, {len(val):,} held out"
-        )
+        words = f"{config.name}: {len(train):,} samples, {len(val):,} held out"
+        data = Data(Spec("own"), train, val, fingerprint, words)
     for name, samples in (("training", data.train), ("validation", data.val)):
         if len(samples) == 0:
             raise UsageError(f"data.name: {config.name} has no {name} samples ({data.words})")
     return data
+
+
+def _text(config: DataConfig) -> Data:
+    prepared = text.prepare(config)
+    train, val = (tokens.Windows(stream, config.block_size) for stream in (prepared.train, prepared.val))
+    spec = Spec("tokens", 256, 256, "bytes", config.block_size)
+    return Data(spec, train, val, prepared.fingerprint, prepared.words, prepared)
+
+
+def _tokens(config: DataConfig) -> Data:
+    train, val = (tokens.Windows.open(path, config.block_size, config.vocab_size) for path in config.paths)
+    words = f"tokens: {len(train.stream):,} to train on, {len(val.stream):,} held out"
+    spec = Spec("tokens", config.vocab_size, config.vocab_size, "tokens", config.block_size)
+    return Data(spec, train, val, " ".join(tokens.fingerprint(path) for path in config.paths), words)
 
 
 def _synthetic(config: DataConfig, seed: int) -> Data:

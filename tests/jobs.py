@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import tempfile
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -28,16 +26,14 @@ def config_of(*flags: str, world_size: int = 1) -> Config:
     return checked_config([f"--{flag}" for flag in flags], world_size)
 
 
-def make_job(config: Config, runtime: Runtime | None = None, prepare: Callable[[Job], None] | None = None) -> Job:
+def make_job(config: Config, runtime: Runtime | None = None) -> Job:
     """The wired parts of one rank; `runtime` where the process has joined already."""
     if runtime is None:
         needs_group = STRATEGIES[config.strategy.name].needs_group
         me = identify(LaunchOptions(), os.environ)
         runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
-    job = build(config, runtime, open_data(config.data, config.train.seed), Path(tempfile.mkdtemp()))
+    job = build(config, runtime, open_data(config.data, config.train.seed))
     job.line.start(0)
-    if prepare is not None:
-        prepare(job)
     return job
 
 

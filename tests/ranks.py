@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import os
 import pickle
@@ -13,6 +14,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import torch
 
 ROOT = Path(__file__).parent.parent
 _LAUNCHER_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -95,6 +98,16 @@ def train_ranks(
     command = [sys.executable, "-m", "train", *argv]
     environments = [clean_environment(**{**rank_environment(r, world_size, port), **env}) for r in range(world_size)]
     return run_together([command] * world_size, environments, timeout_s=timeout_s, cwd=cwd)
+
+
+def weights_digest(run: Path) -> str:
+    """Hash of the weights in a run's newest checkpoint."""
+    name = (run / "checkpoints" / "latest").read_text().strip()
+    state = torch.load(run / "checkpoints" / name / "state.pt", weights_only=True)
+    digest = hashlib.sha256()
+    for key, tensor in state["model"].items():
+        digest.update(key.encode() + tensor.numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _main() -> None:

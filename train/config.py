@@ -67,11 +67,11 @@ class DataConfig:
     """text, tokens, digits, regression, classification, or your own as `module:function`"""
     paths: list[str] = field(default_factory=list)
     """text: files, globs or folders (default: the installed torch's sources); tokens: train.bin and val.bin"""
-    block_size: int = 256
+    block_size: int = 128
     """Length of a training window, in tokens (text, tokens)"""
     vocab_size: int = 50304
     """Number of different tokens (tokens); the default is GPT-2's 50257, padded"""
-    val_fraction: float = 0.05
+    val_fraction: float = 0.02
     """Share held out for validation: by file where there are several, else the tail"""
     size: int = 1000
     """Number of samples (regression, classification)"""
@@ -91,7 +91,7 @@ class DataConfig:
 class BatchConfig:
     """How a step's items are shared out."""
 
-    global_size: int = 32
+    global_size: int = 8
     """Samples a step, over all ranks and micro-batches"""
     micro_size: int | None = None
     """Most samples a rank holds at a time; accumulation follows from it"""
@@ -105,7 +105,7 @@ class OptimConfig:
 
     name: Literal["adamw", "sgd"] = "adamw"
     """The optimizer"""
-    lr: float = 3e-3
+    lr: float = 4e-3
     """Peak learning rate"""
     betas: tuple[float, float] = (0.9, 0.95)
     """AdamW's decay rates"""
@@ -117,9 +117,9 @@ class OptimConfig:
     """Largest gradient norm, after unscaling; 0 does not clip"""
     schedule: Literal["cosine", "constant"] = "cosine"
     """Course of the learning rate after the warm-up"""
-    warmup_steps: int = 50
+    warmup_steps: int = 80
     """Updates over which the learning rate rises linearly from 0"""
-    min_lr_ratio: float = 0.1
+    min_lr_ratio: float = 0.05
     """Where the cosine ends, as a share of lr"""
 
 
@@ -139,10 +139,10 @@ class PrecisionConfig:
 class TrainConfig:
     """How long, and what happens along the way."""
 
-    steps: int | None = None
-    """Optimizer steps; give this or epochs"""
+    steps: int = 1500
+    """Optimizer steps"""
     epochs: int | None = None
-    """Passes over the data; give this or steps"""
+    """Passes over the data; where given, it decides instead of steps"""
     seed: int = 1337
     """Fixes the weights at the start, the order of samples and all randomness"""
     threads: int = 1

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -32,6 +34,8 @@ from train.seam import Exit
 from train.state import Job, restore
 from train.strategies import STRATEGIES, DataParallel, make_strategy
 
+_OF_A_COLLECTIVE = re.compile("gloo|nccl|connection (closed|reset) by peer|broken pipe|pair closure", re.IGNORECASE)
+_TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 ADVICE = {
     "config": "start every rank with the same recipe and the same options",
     "torch": "install the same torch on every host",
@@ -46,54 +50,38 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
     runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
     data = open_data(config.data, config.train.seed)
     runtime.agree({"config": config.digest(), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
+    job = build(config, runtime, data, stop)  # before there is a folder: what is refused leaves none
     folder, path = _open_folder(config, options, runtime)
     log.info(f"{_ranks(runtime)} · {data.words}")
-    job = build(config, runtime, data, path, stop)
-    outcome = "failed"
-    code = Exit.RANK_FAILED
+    outcome, code, cause = "failed", Exit.RANK_FAILED, None
     try:
-        resume(job, options, folder)
-        if job.metrics is None and folder is not None:
-            job.metrics = Metrics(path, after_step=job.progress.step, tensorboard=config.train.tensorboard)
-        job.line.start(job.progress.step)
-        check_replicas(job.objective.model, runtime, job.progress.step)
-        if job.progress.step >= job.steps:
-            job.progress.evaluation = loop.evaluate(job)
-        finished = loop.fit(job)
-        job.line.close()
+        finished = _train(job, options, folder, path)
         is_saved = job.progress.saved_step == job.progress.step
-        if finished and not is_saved:
-            raise CheckpointError("trained to the end, but the last checkpoint could not be saved: free space, run again")
         if finished:
             outcome, code = "finished", Exit.FINISHED
         else:
             outcome, code = "stopped", Exit.STOPPED_SAVED if is_saved else Exit.STOPPED_UNSAVED
-        runtime.close()
-        if folder is not None:
-            summary.tell(job, path, finished=finished)
-    except MusterError as error:
-        code = error.exit_code
-        raise
-    except RuntimeError as error:
-        wait = _lost_contact(error, job.progress.step + 1, runtime)
-        if wait is None:
+        return code
+    except BaseException as error:
+        known = _in_words(error, job)
+        cause = str(known or error) or type(error).__name__
+        if known is not None:
+            code = known.exit_code
+        if isinstance(error, KeyboardInterrupt):
+            outcome, code = "stopped", Exit.STOPPED_UNSAVED
+        if known is None or known is error:
             raise
-        code = wait.exit_code
-        raise wait from error
-    except KeyboardInterrupt:
-        outcome, code = "stopped", Exit.STOPPED_UNSAVED
-        raise
+        raise known from error
     finally:
         job.line.close()
         if job.metrics is not None:
             job.metrics.close()
         if folder is not None:
-            folder.conclude(outcome, code, job.progress.step)
-    return code
+            folder.conclude(outcome, code, job.progress.step, cause=cause)
 
 
-def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: StopRequest | None = None) -> Job:
-    """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet."""
+def build(config: Config, runtime: Runtime, data: Data, stop: Callable[[], bool] = lambda: False) -> Job:
+    """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet. Raises UsageError."""
     order = Order(len(data.train), config.batch.global_size, seed=config.train.seed, drop_last=config.data.drop_last)
     torch.manual_seed(config.train.seed)  # the same on all ranks: replicas start equal
     precision = Precision(config.precision, runtime.device)
@@ -103,7 +91,7 @@ def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: Stop
     strategy.wrap(cast(torch.nn.Module, torch.compile(objective)) if config.model.compile else objective)
     if isinstance(strategy, DataParallel) and strategy.note:
         log.warning(strategy.note)
-    steps = config.train.steps or (config.train.epochs or 0) * order.batches_per_epoch
+    steps = config.train.epochs * order.batches_per_epoch if config.train.epochs else config.train.steps
     return Job(
         config=config,
         steps=steps,
@@ -115,11 +103,30 @@ def build(config: Config, runtime: Runtime, data: Data, folder: Path, stop: Stop
         strategy=strategy,
         precision=precision,
         optimizer=build_optimizer(model, config.optim, scaled=precision.scaler is not None),
-        checkpoints=Checkpoints(folder / "checkpoints", config.train.keep_checkpoints),
-        metrics=None,
         line=StepLine(steps, data.spec.item, shown=runtime.rank == 0),
-        asked_to_stop=stop if stop is not None else lambda: False,
+        asked_to_stop=stop,
     )
+
+
+def _train(job: Job, options: LaunchOptions, folder: RunFolder | None, path: Path) -> bool:
+    """From the checkpoint, if any, to the end or to a stop; whether it came to the end."""
+    if folder is not None:
+        job.checkpoints = Checkpoints(path / "checkpoints", job.config.train.keep_checkpoints)
+    resume(job, options, folder)
+    if folder is not None:
+        job.metrics = Metrics(path, after_step=job.progress.step, tensorboard=job.config.train.tensorboard)
+    job.line.start(job.progress.step)
+    check_replicas(job.objective.model, job.runtime, job.progress.step)
+    if job.progress.step >= job.steps:
+        job.progress.evaluation = loop.evaluate(job)
+    finished = loop.fit(job)
+    job.line.close()
+    if finished and job.progress.saved_step != job.progress.step:
+        raise CheckpointError("trained to the end, but the last checkpoint could not be saved: free space, run again")
+    job.runtime.close()
+    if folder is not None:
+        summary.tell(job, path, finished=finished)
+    return finished
 
 
 def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
@@ -153,6 +160,7 @@ def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | 
                 raise UsageError(f"{given} is neither a checkpoint nor a run folder that holds one")
             return newest[0]
         return checkpoint.load(given)
+    assert job.checkpoints is not None
     newest = job.checkpoints.newest()
     if newest is None:
         return None
@@ -228,13 +236,19 @@ def _ranks(runtime: Runtime) -> str:
     )
 
 
-def _lost_contact(error: RuntimeError, step: int, runtime: Runtime) -> MusterError | None:
-    """A collective's error in words; None where it is something else."""
+def _in_words(error: BaseException, job: Job) -> MusterError | None:
+    """An error for its user; None where it is none that we know."""
+    if isinstance(error, MusterError):
+        return error
     text = str(error)
-    if not isinstance(error, dist.DistError) and "gloo" not in text.lower():
+    is_collective = isinstance(error, dist.DistError) or (
+        isinstance(error, RuntimeError) and _OF_A_COLLECTIVE.search(text)
+    )
+    if not is_collective:
         return None
-    who = f"rank {runtime.rank} ({runtime.host})"
-    if "timed out" in text.lower() or "timeout" in text.lower():
+    who = f"rank {job.runtime.rank} ({job.runtime.host})"
+    step = job.progress.step + 1
+    if _TIMED_OUT.search(text):
         return WaitError(
             f"{who} waited in vain for other ranks in step {step}: one of them hangs, or its host is cut off; "
             "their logs tell which (a longer wait: --runtime.step_timeout_s)"

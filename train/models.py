@@ -16,8 +16,8 @@ from train.errors import UsageError
 from train.own import load_function
 
 PRESETS = {  # layers, heads, width
-    "tiny": (4, 4, 128),
-    "small": (6, 6, 192),
+    "tiny": (2, 2, 96),
+    "small": (6, 4, 256),
     "10M": (8, 8, 320),
     "124M": (12, 12, 768),
 }
@@ -30,10 +30,10 @@ class Block(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.norm_1 = nn.RMSNorm(width)
+        self.norm_1 = nn.LayerNorm(width, bias=False)
         self.query_key_value = nn.Linear(width, 3 * width, bias=False)
         self.mix = nn.Linear(width, width, bias=False)
-        self.norm_2 = nn.RMSNorm(width)
+        self.norm_2 = nn.LayerNorm(width, bias=False)
         self.up = nn.Linear(width, 4 * width, bias=False)
         self.down = nn.Linear(4 * width, width, bias=False)
 
@@ -42,7 +42,8 @@ class Block(nn.Module):
         batch, time, width = x.shape
         heads = self.query_key_value(self.norm_1(x)).view(batch, time, 3, self.heads, -1)
         query, key, value = heads.permute(2, 0, 3, 1, 4)
-        query, key = rotate(query, cos, sin), rotate(key, cos, sin)
+        # Normalised, queries and keys cannot grow until attention saturates: higher learning rates stay stable.
+        query, key = (rotate(F.layer_norm(z, z.shape[-1:]), cos, sin) for z in (query, key))
         chance = self.dropout if self.training else 0.0
         seen = F.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=chance)
         x = x + F.dropout(self.mix(seen.transpose(1, 2).reshape(batch, time, width)), self.dropout, self.training)
@@ -74,16 +75,16 @@ class GPT(nn.Module):
         self.checkpoint_activations = checkpoint_activations
         self.embedding = nn.Embedding(vocab_size, width)
         self.blocks = nn.ModuleList(Block(width, heads, dropout) for _ in range(layers))
-        self.norm = nn.RMSNorm(width)
+        self.norm = nn.LayerNorm(width, bias=False)
         half = width // heads // 2
         angles = torch.outer(torch.arange(block_size), 10000.0 ** (-torch.arange(half) / half))
         self.register_buffer("cos", angles.cos(), persistent=False)
         self.register_buffer("sin", angles.sin(), persistent=False)
         for name, parameter in self.named_parameters():
-            if parameter.dim() == 2:
-                # Layers that add to the residual stream start smaller, so that its size does not grow with depth.
-                scale = (2 * layers) ** -0.5 if name.endswith(("mix.weight", "down.weight")) else 1.0
-                nn.init.normal_(parameter, std=0.02 * scale)
+            if name.endswith(("mix.weight", "down.weight")):
+                nn.init.zeros_(parameter)  # each block starts as the identity
+            elif parameter.dim() == 2:
+                nn.init.normal_(parameter, std=width**-0.5)  # keeps the variance of what goes in
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits [batch, time, vocab_size] for tokens [batch, time]; time is at most block_size."""
@@ -162,7 +163,9 @@ def default_loss(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tens
         losses = (output - target).square().reshape(len(target), -1).mean(1)
         return losses.sum(), torch.tensor(len(target), device=losses.device)
     flat = target.reshape(-1)
-    losses = F.cross_entropy(output.reshape(-1, output.shape[-1]).float(), flat, ignore_index=-100, reduction="sum")
+    logits = output.reshape(-1, output.shape[-1])
+    logits = logits.float() if logits.element_size() < 4 else logits
+    losses = F.cross_entropy(logits, flat, ignore_index=-100, reduction="sum")
     return losses, (flat != -100).sum()
 
 

@@ -32,7 +32,7 @@ class Problem(NamedTuple):
 
 def problems(config: Config, world_size: int) -> list[Problem]:
     """Everything that makes this config impossible for `world_size` ranks."""
-    checks = (_ranges, _length, _batch, _strategy, _model, _data, _runtime)
+    checks = (_ranges, _batch, _strategy, _model, _data, _runtime)
     return [problem for check in checks for problem in check(config, world_size)]
 
 
@@ -115,17 +115,6 @@ def _ranges(config: Config, world_size: int) -> Iterator[Problem]:
         value = _value(config, name)
         if value is not None and not holds(value):
             yield Problem(name, f"{words}, but is {value}")
-
-
-def _length(config: Config, world_size: int) -> Iterator[Problem]:
-    steps, epochs = config.train.steps, config.train.epochs
-    if steps is None and epochs is None:
-        yield Problem("train.steps", "give either train.steps or train.epochs; neither is set")
-    if steps is not None and epochs is not None:
-        yield Problem(
-            "train.epochs",
-            f"give either train.steps or train.epochs, not both ({steps} and {epochs}); unset one with `null`",
-        )
 
 
 def _batch(config: Config, world_size: int) -> Iterator[Problem]:

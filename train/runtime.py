@@ -204,13 +204,16 @@ def _meet(me: Identity, host: str, timeout_s: float) -> Store:
     store = _open_store(me, timeout_s)
     # A restart by torchrun meets in the same store: each attempt gets names of its own.
     store = PrefixStore(f"muster/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
-    ranks = range(me.world_size)
+    names = [f"host/{rank}" for rank in range(me.world_size)]
     try:
-        store.set(f"host/{me.rank}", host)
-        while not store.check([f"host/{rank}" for rank in ranks]):
-            if time.monotonic() > deadline:
-                here = [rank for rank in ranks if store.check([f"host/{rank}"])]
-                raise JoinError(_who_is_missing(me, timeout_s, {r: store.get(f"host/{r}").decode() for r in here}))
+        store.set(names[me.rank], host)
+        while not store.check(names):
+            if me.rank == 0 and time.monotonic() > deadline:
+                store.set("verdict", _who_is_missing(me, store, timeout_s))
+            if store.check(["verdict"]):
+                verdict = store.get("verdict").decode()
+                _leave(me, store, names)
+                raise JoinError(verdict)
             time.sleep(0.02)
     except dist.DistError as error:
         raise JoinError(
@@ -218,6 +221,15 @@ def _meet(me: Identity, host: str, timeout_s: float) -> Store:
             "rank 0 has ended; see its log"
         ) from None
     return store
+
+
+def _leave(me: Identity, store: Store, names: Sequence[str]) -> None:
+    """Rank 0 keeps the store until the others have read why it failed, two seconds at most."""
+    store.set(f"left/{me.rank}", "")
+    present = [name.replace("host", "left") for name in names if store.check([name])]
+    deadline = time.monotonic() + 2.0
+    while me.rank == 0 and not store.check(present) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def _open_store(me: Identity, timeout_s: float) -> Store:
@@ -253,16 +265,20 @@ def _reason(address: str, error: Exception) -> str:
     return "nobody listens there" if is_loopback(address) else "no answer"
 
 
-def _who_is_missing(me: Identity, timeout_s: float, here: Mapping[int, str]) -> str:
-    missing = [rank for rank in range(me.world_size) if rank not in here]
-    came = ", ".join(f"{rank} ({host})" for rank, host in here.items())
+def _who_is_missing(me: Identity, store: Store, timeout_s: float) -> str:
+    here, missing = [], []
+    for rank in range(me.world_size):
+        name = f"host/{rank}"
+        if store.check([name]):
+            here.append(f"{rank} ({store.get(name).decode()})")
+        else:
+            missing.append(str(rank))
     return (
-        f"rank {_list(missing)} of {me.world_size} did not join within {timeout_s:g} s; rank {came} did: "
+        f"rank {_list(missing)} of {me.world_size} did not join within {timeout_s:g} s; rank {_list(here)} did: "
         "look at the log of what should have started the missing ones, "
         "or allow more time with --runtime.join_timeout_s"
     )
 
 
-def _list(ranks: Sequence[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8]))
-    return shown if len(ranks) <= 8 else f"{shown} and {len(ranks) - 8} more"
+def _list(words: Sequence[str]) -> str:
+    return ", ".join(words) if len(words) <= 16 else f"{', '.join(words[:16])} and {len(words) - 16} more"

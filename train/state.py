@@ -60,11 +60,12 @@ class Job:
     strategy: Strategy
     precision: Precision
     optimizer: torch.optim.Optimizer
-    checkpoints: Checkpoints
-    metrics: Metrics | None
-    """None but on rank 0."""
     line: StepLine
     asked_to_stop: Callable[[], bool]
+    checkpoints: Checkpoints | None = None
+    """Only rank 0 keeps them."""
+    metrics: Metrics | None = None
+    """Only rank 0 keeps them."""
     progress: Progress = field(default_factory=Progress)
 
 
@@ -102,7 +103,7 @@ def save(job: Job) -> None:
     if bad is not None:
         raise NonFiniteError(f"{bad} is not finite after step {job.progress.step}: not saved")
     saved = True
-    if job.runtime.rank == 0:
+    if job.checkpoints is not None:
         try:
             job.checkpoints.save(job.progress.step, state_of(job))
         except CheckpointError as error:

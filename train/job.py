@@ -116,7 +116,8 @@ def _train(job: Job, options: LaunchOptions, folder: RunFolder | None, path: Pat
     if folder is not None:
         job.metrics = Metrics(path, after_step=job.progress.step, tensorboard=job.config.train.tensorboard)
     job.line.start(job.progress.step)
-    check_replicas(job.objective.model, job.runtime, job.progress.step)
+    if job.config.train.check_replicas_every:
+        check_replicas(job.objective.model, job.runtime, job.progress.step)
     if job.progress.step >= job.steps:
         job.progress.evaluation = loop.evaluate(job)
     finished = loop.fit(job)

@@ -68,7 +68,7 @@ def fit(job: Job) -> bool:  # noqa: PLR0915
         if evaluates or saves:
             stopping = meter.note(pending) or stopping
             pending = None
-        if is_last_step or _every(config.train.check_replicas_every, step):
+        if config.train.check_replicas_every and (is_last_step or _every(config.train.check_replicas_every, step)):
             check_replicas(job.objective.model, runtime, step)
         if saves:
             save(job)

@@ -189,7 +189,9 @@ class StopRequest:
         # A terminal sends Ctrl-C to the launcher and the ranks, and the launcher passes it on: that is one request.
         if number == signal.SIGINT and self._since is not None and now - self._since > 1.0:
             raise KeyboardInterrupt
-        self._since = self._since or now
+        if self._since is None:
+            self._since = now
+            log.info("stopping after this step, then saving (Ctrl-C again ends at once, unsaved)")
 
 
 def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tuple[RunFolder | None, Path]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentError, ArgumentParser, Namespace, set_parsing_settings
+from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, Namespace, set_parsing_settings
 
 from train import rules
 from train.config import Config, field_names
@@ -122,7 +122,7 @@ def make_parser() -> ArgumentParser:
     return parser
 
 
-class _Help(argparse.RawDescriptionHelpFormatter):
+class _Help(DefaultHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Keeps the epilog's lines; one option a line and no wall of usage."""
 
     def add_usage(self, usage: Any, actions: Any, groups: Any, prefix: Any = None) -> None:

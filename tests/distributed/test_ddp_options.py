@@ -51,10 +51,10 @@ def _train_each(cases: dict[str, list[str]]) -> dict[str, tuple[float, torch.Ten
 def test_compressed_gradients_train_nearly_as_well_and_ranks_agree() -> None:
     first, second = run_ranks(2, _train_each, CASES)
     plain, plain_weights = first["plain"]
-    assert plain < 1.2  # from ln 5 = 1.61
+    assert plain < 0.8  # from ln 5 = 1.61
     for name, (loss, theirs) in first.items():
         assert torch.equal(theirs, second[name][1]), name
-        assert loss == pytest.approx(plain, rel=0.05), name
+        assert loss == pytest.approx(plain, rel=0.15), name
     assert torch.equal(first["unused parameters looked for"][1], plain_weights)
     for name in ("fp16 hook", "bf16 hook", "powersgd"):
         assert not torch.equal(first[name][1], plain_weights), f"{name} changed nothing: is it on?"

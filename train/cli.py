@@ -7,10 +7,14 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from train import __version__
 from train.errors import MusterError, UsageError
 from train.seam import Exit
+
+if TYPE_CHECKING:
+    from train.identity import Identity
 
 USAGE = """usage: python -m train COMMAND [options]
 
@@ -46,15 +50,21 @@ def run(argv: list[str]) -> int:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # the user's own module:function, also for the `train` script
     me = Identity()
+    problems: list[str] = []
     try:
         options, rest = split_launch_options(argv)
         if any(word in ("-h", "--help") or word.startswith("--print_config") for word in rest):
             read_config(rest)
-        me = identify(options, os.environ)
+        try:
+            me = identify(options, os.environ)
+        except UsageError as error:
+            problems += error.problems
         log_to_console(me.rank, me.world_size)
         config = checked_config(rest, me.world_size)
     except UsageError as error:
-        return _refuse(error, me.rank)
+        problems += error.problems
+    if problems:
+        return _refuse(problems, me)
     log.info(
         f"muster: {config.strategy.name} · {config.model.name} on {config.data.name} · "
         f"rank {me.rank} of {me.world_size} ({me.source}) · loading torch"
@@ -79,11 +89,12 @@ def run(argv: list[str]) -> int:
     os._exit(code)
 
 
-def _refuse(error: UsageError, rank: int) -> int:
-    """Tell what is wrong with config or environment; all ranks have the same, so the first one tells."""
-    if rank == 0:
-        count = len(error.problems)
-        print(f"{'one problem' if count == 1 else f'{count} problems'}, nothing was started:", file=sys.stderr)
-        for problem in error.problems:
+def _refuse(problems: list[str], me: Identity) -> int:
+    """Tell what is wrong with config or environment, once a host: a file may be missing on one of them."""
+    if me.rank == 0 or not me.local_rank:
+        who = f"rank {me.rank}: " if me.rank else ""
+        count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
+        print(f"{who}{count}, nothing was started:", file=sys.stderr)
+        for problem in problems:
             print(f"  {problem}", file=sys.stderr)
     return Exit.USAGE

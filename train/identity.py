@@ -58,6 +58,7 @@ def _from_flags(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
         "--world-size": (options.world_size, "WORLD_SIZE"),
         "--master-addr": (options.master_addr, "MASTER_ADDR"),
         "--master-port": (options.master_port, "MASTER_PORT"),
+        "--local-rank": (options.local_rank, "LOCAL_RANK"),
     }
     problems = [
         f"{flag} {value} contradicts {name}={env[name]} in the environment: give one of them"
@@ -74,12 +75,13 @@ def _from_flags(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
     if problems:
         raise UsageError(problems)
     assert options.rank is not None and options.world_size is not None
+    port = _optional(env, "MASTER_PORT") or DEFAULT_PORT if options.master_port is None else options.master_port
     return Identity(
         rank=options.rank,
         world_size=options.world_size,
         local_rank=_optional(env, "LOCAL_RANK") if options.local_rank is None else options.local_rank,
         master_addr=master_addr,
-        master_port=options.master_port or _optional(env, "MASTER_PORT") or DEFAULT_PORT,
+        master_port=port,
         source="flags",
     )
 
@@ -89,6 +91,7 @@ def _from_torchrun(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
     if env.get("WORLD_SIZE") != "1":
         needed += ["MASTER_ADDR", "MASTER_PORT"]
     _refuse_half_set("torchrun", env, needed, also=["LOCAL_RANK"])
+    _refuse_words(env, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_PORT")
     return Identity(
         rank=_number(env, "RANK"),
         world_size=_number(env, "WORLD_SIZE"),
@@ -141,7 +144,8 @@ def _from_mpirun(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
 
 
 def _flags_present(options: LaunchOptions, env: Mapping[str, str]) -> bool:
-    return any(v is not None for v in (options.rank, options.world_size, options.master_addr, options.master_port))
+    flags = (options.rank, options.world_size, options.master_addr, options.master_port, options.local_rank)
+    return any(flag is not None for flag in flags)
 
 
 def _any_of(*names: str) -> Callable[[LaunchOptions, Mapping[str, str]], bool]:
@@ -183,6 +187,17 @@ def _refuse_impossible(me: Identity) -> None:
             f"master address {me.master_addr} ({me.source}) is this host itself, but the {me.world_size} ranks are on "
             "more than one host: give an address of rank 0's host that the others can reach"
         )
+    if problems:
+        raise UsageError(problems)
+
+
+def _refuse_words(env: Mapping[str, str], *names: str) -> None:
+    problems = []
+    for name in names:
+        try:
+            _optional(env, name)
+        except UsageError as error:
+            problems += error.problems
     if problems:
         raise UsageError(problems)
 

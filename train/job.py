@@ -155,12 +155,17 @@ def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | 
         given = Path(options.resume)
         if (given / "checkpoints").is_dir():
             given = given / "checkpoints"
-        if not (given / "manifest.json").exists():
+        if (given / "manifest.json").exists():
+            state = checkpoint.load(given)
+        else:
             newest = Checkpoints(given, keep=1).newest()
             if newest is None:
-                raise UsageError(f"{given} is neither a checkpoint nor a run folder that holds one")
-            return newest[0]
-        return checkpoint.load(given)
+                raise UsageError(
+                    f"{given} is neither a checkpoint nor a run folder that holds one (nor the word auto or none)"
+                )
+            state = newest[0]
+        folder.refuse_other_config(state["config"], job.config, options.resume)
+        return state
     assert job.checkpoints is not None
     newest = job.checkpoints.newest()
     if newest is None:
@@ -209,7 +214,10 @@ def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tu
         raise UsageError(problem)
     path = Path(options.runs_dir) / run_id
     hosts = list(dict.fromkeys(runtime.gather(runtime.host)))
-    log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
+    try:
+        log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
+    except OSError as error:
+        raise UsageError(f"--runs-dir: rank {runtime.rank} ({runtime.host}) cannot write its log: {error}") from None
     log.info(f"run folder {path}")
     if folder is not None:
         folder.describe(config, _environment(config, runtime, hosts))

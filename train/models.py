@@ -13,14 +13,8 @@ from torch.utils.checkpoint import checkpoint
 from train.config import ModelConfig
 from train.data import Spec
 from train.errors import UsageError
-from train.own import load_function
-
-PRESETS = {  # layers, heads, width
-    "tiny": (2, 2, 96),
-    "small": (6, 4, 256),
-    "10M": (8, 8, 320),
-    "124M": (12, 12, 768),
-}
+from train.own import call, load_function
+from train.rules import PRESETS
 
 
 class Block(nn.Module):
@@ -140,7 +134,7 @@ def build_model(config: ModelConfig, spec: Spec, block_size: int) -> nn.Module:
         if config.name == "linear":
             return nn.Linear(spec.inputs, spec.outputs)
         return MLP(spec.inputs, config.width or 20, spec.outputs)
-    model = load_function("model.name", config.name)(**config.args)
+    model = call("model", config.name, config.args)
     if not isinstance(model, nn.Module):
         raise UsageError(f"model.name: {config.name} must return a torch.nn.Module, not a {type(model).__name__}")
     return model

@@ -24,6 +24,11 @@ def interface_towards(address: str, *, spans_hosts: bool) -> str | None:
     return None
 
 
+def interfaces() -> list[str]:
+    """Names of this host's interfaces."""
+    return sorted(psutil.net_if_addrs())
+
+
 def _source_address(address: str) -> str | None:
     """Address this host would send from; asks the routing table, sends nothing (connect(2) on UDP)."""
     try:

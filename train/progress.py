@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 PLAIN_EVERY_S = 5.0
 log = logging.getLogger("train")
 console = Console(highlight=False, soft_wrap=True)
+errors = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 def log_to_console(rank: int, world_size: int) -> None:
@@ -40,7 +41,8 @@ def log_to_file(folder: Path, node_rank: int, host: str, rank: int) -> None:
 class _ConsoleHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         style = {logging.WARNING: "yellow", logging.ERROR: "bold red"}.get(record.levelno)
-        console.print(self.format(record), style=style, markup=False)
+        where = errors if record.levelno >= logging.ERROR else console
+        where.print(self.format(record), style=style, markup=False, emoji=False)  # `own:key: …` is no emoji
 
 
 class StepLine:

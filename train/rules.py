@@ -7,16 +7,23 @@ from __future__ import annotations
 
 import difflib
 import glob
+import math
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from train.config import Config
+from train.config import Config, field_names
 
 BUILT_IN_MODELS = ("gpt", "mlp", "linear")
 BUILT_IN_DATA = ("text", "tokens", "digits", "regression", "classification")
 TOKEN_DATA = ("text", "tokens")
+PRESETS = {  # layers, heads, width
+    "tiny": (2, 2, 96),
+    "small": (6, 4, 256),
+    "10M": (8, 8, 320),
+    "124M": (12, 12, 768),
+}
 IMPORT_PATH = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
@@ -32,8 +39,16 @@ class Problem(NamedTuple):
 
 def problems(config: Config, world_size: int) -> list[Problem]:
     """Everything that makes this config impossible for `world_size` ranks."""
+    empty = list(_empty(config))
+    if empty:
+        return empty
     checks = (_ranges, _batch, _strategy, _model, _data, _runtime)
     return [problem for check in checks for problem in check(config, world_size)]
+
+
+def out_of_range(config: Config) -> list[Problem]:
+    """The problems that rest on one field alone."""
+    return [*_empty(config), *_ranges(config, 1)]
 
 
 def nearest(word: str, known: list[str] | tuple[str, ...]) -> str:
@@ -110,10 +125,22 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
+def _empty(config: Config) -> Iterator[Problem]:
+    for name in field_names():
+        default = _value(_DEFAULTS, name)
+        if default is not None and _value(config, name) is None:
+            yield Problem(name, f"needs a value; leave it out for the default, {default}")
+
+
+_DEFAULTS = Config()
+
+
 def _ranges(config: Config, world_size: int) -> Iterator[Problem]:
     for name, (holds, words) in _RANGES.items():
         value = _value(config, name)
-        if value is not None and not holds(value):
+        if isinstance(value, float) and not math.isfinite(value):
+            yield Problem(name, f"must be a finite number, but is {value}")
+        elif value is not None and not holds(value):
             yield Problem(name, f"{words}, but is {value}")
 
 
@@ -178,15 +205,27 @@ def _model(config: Config, world_size: int) -> Iterator[Problem]:
         if wants_tokens != has_tokens:
             fits = ", ".join(BUILT_IN_DATA[2:] if has_tokens != wants_tokens and not wants_tokens else TOKEN_DATA)
             yield Problem("data.name", f"{model.name} cannot read {data.name}; what works: {fits}")
-    if model.heads and model.width and min(model.heads, model.width) > 0 and model.width % (2 * model.heads):
-        yield Problem(
-            "model.heads",
-            f"width {model.width} / heads {model.heads} must be a whole, even number (rotary positions turn pairs)",
-        )
+    if model.name == "gpt" and min(model.layers or 1, model.heads or 1, model.width or 1) > 0:
+        _, heads, width = PRESETS[model.preset]
+        heads, width = model.heads or heads, model.width or width
+        if width % (2 * heads):
+            possible = [n for n in range(1, width // 2 + 1) if width % (2 * n) == 0]
+            below, above = [n for n in possible if n <= heads][-3:], [n for n in possible if n > heads][:2]
+            works = f"heads {_some(below + above)}" if possible else "an even width"
+            yield Problem(
+                "model.heads",
+                f"width {width} / heads {heads} must be a whole, even number (rotary positions turn pairs); "
+                f"what works: {works}",
+            )
     if model.checkpoint_activations and model.name in ("mlp", "linear"):
         yield Problem("model.checkpoint_activations", f"{model.name} has no blocks to recompute; works with gpt")
     if model.args and model.name in BUILT_IN_MODELS:
-        yield Problem("model.args", f"are for your own module:function; {model.name} takes layers, heads, width")
+        takes = {"gpt": "takes layers, heads, width", "mlp": "takes width"}.get(model.name, "has no shape to choose")
+        yield Problem("model.args", f"are for your own module:function; {model.name} {takes}")
+    if model.name in ("mlp", "linear") and IMPORT_PATH.fullmatch(data.name):
+        yield Problem(
+            "model.name", f"{model.name} cannot know the shape of {data.name}; bring a model too, as module:function"
+        )
 
 
 def _data(config: Config, world_size: int) -> Iterator[Problem]:
@@ -201,8 +240,12 @@ def _data(config: Config, world_size: int) -> Iterator[Problem]:
             "data.paths",
             f"tokens needs two files, for training and validation: [train.bin, val.bin]; {len(data.paths)} given",
         )
-    for path in data.paths:
-        if not (Path(path).exists() or glob.glob(path, recursive=True)):
+    for path in data.paths if data.name in TOKEN_DATA else ():
+        if data.name == "tokens" and Path(path).exists() and not Path(path).is_file():
+            yield Problem("data.paths", f"{path} is a folder; tokens needs the two files themselves")
+        elif data.name == "tokens" and not Path(path).exists():
+            yield Problem("data.paths", f"no such file: {path} (tokens takes two files, no globs)")
+        elif not (Path(path).exists() or glob.glob(path, recursive=True)):
             yield Problem("data.paths", f"no such file or folder, and no glob that matches: {path}")
 
 

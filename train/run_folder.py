@@ -54,7 +54,7 @@ class RunFolder:
         }  # fmt: skip
         _write(self.path / "verdict.json", json.dumps({**verdict, **more}, indent=1) + "\n")
 
-    def refuse_other_config(self, before: Mapping[str, Any], config: Config) -> None:
+    def refuse_other_config(self, before: Mapping[str, Any], config: Config, name: str | None = None) -> None:
         """Raise UsageError naming the fields in which the run to go on with was another one."""
         differs = [
             f"{name}: it has {old!r}, this config {new!r}"
@@ -62,7 +62,8 @@ class RunFolder:
             if not _MAY_CHANGE.match(name)
         ]
         if differs:
-            words = f"run {self.run_id} was made with another config; go on with its own, or start anew (--resume none)"
+            name = name or f"run {self.run_id}"
+            words = f"{name} was made with another config; go on with its own, or start anew (--resume none)"
             raise UsageError([words, *differs])
 
 

@@ -16,7 +16,7 @@ from torch.distributed import HashStore, PrefixStore, Store, TCPStore  # type: i
 from train.config import RuntimeConfig
 from train.errors import JoinError, UsageError
 from train.identity import Identity, is_loopback
-from train.network import interface_towards
+from train.network import interface_towards, interfaces
 
 Phase = Literal["step", "evaluation", "saving"]
 
@@ -180,6 +180,10 @@ def _choose_device(me: Identity, config: RuntimeConfig) -> torch.device:
 
 
 def _choose_backend(config: RuntimeConfig, device: torch.device) -> str:
+    if config.backend == "nccl" and device.type == "cpu":
+        raise UsageError(
+            f"runtime.backend is nccl, but this host shows no GPU (torch {torch.__version__}): use gloo or auto"
+        )
     if config.backend != "auto":
         return config.backend
     return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
@@ -189,6 +193,9 @@ def _set_interface(me: Identity, config: RuntimeConfig) -> None:
     """Give Gloo and NCCL one concrete interface each, unless the user has: the one that routes to the master."""
     if me.world_size == 1 or me.master_addr is None:
         return
+    known = interfaces()
+    if config.interface and config.interface not in known:
+        raise UsageError(f"runtime.interface: this host has no {config.interface!r}; it has {', '.join(known)}")
     name = config.interface or interface_towards(me.master_addr, spans_hosts=me.spans_hosts)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         if config.interface or (name and not os.environ.get(variable)):

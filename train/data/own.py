@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from train.config import DataConfig
 from train.errors import UsageError
-from train.own import load_function
+from train.own import call
 
 
 class OwnSamples:
@@ -34,7 +34,7 @@ class OwnSamples:
 
 def open_own(config: DataConfig) -> tuple[OwnSamples, OwnSamples, str]:
     """Training set, validation set, fingerprint. Raises UsageError on anything but two map-style sets of tuples."""
-    made = load_function("data.name", config.name)(**config.args)
+    made = call("data", config.name, config.args)
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise UsageError(f"data.name: {config.name} must return (training set, validation set), not {_kind(made)}")
     opened = []

@@ -12,6 +12,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -47,20 +48,26 @@ class Checkpoints:
             (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
             for path in (aside / _FILE, aside / "manifest.json", aside):
                 _sync(path)
-            shutil.rmtree(target, ignore_errors=True)
-            aside.rename(target)
+            if target.exists():  # of an abandoned course; out of the way first, so that there is always a whole one
+                target.rename(old := self.folder / f".replaced-{target.name}")
+                aside.rename(target)
+                shutil.rmtree(old, ignore_errors=True)
+            else:
+                aside.rename(target)
             _sync(self.folder)
             self._point_to(target.name)
         except (OSError, RuntimeError) as error:  # torch.save says RuntimeError where a disk is full
             shutil.rmtree(aside, ignore_errors=True)
             raise CheckpointError(f"cannot save step {step} in {self.folder}: {_words(error)}") from error
-        for old in list(self.saved())[self.keep :]:
-            shutil.rmtree(old, ignore_errors=True)
+        later = [path for path in self.saved() if _step_of(path) > step]  # of a course that was given up
+        earlier = [path for path in self.saved() if _step_of(path) < step]
+        for path in [*later, *earlier[self.keep - 1 :]]:
+            shutil.rmtree(path, ignore_errors=True)
         return target
 
     def saved(self) -> Iterator[Path]:
         """The checkpoints that are there, newest first; not yet verified."""
-        yield from sorted(self.folder.glob("step-*"), reverse=True)
+        yield from sorted(self.folder.glob("step-[0-9]*"), key=_step_of, reverse=True)
 
     def newest(self) -> tuple[State, Path, list[str]] | None:
         """The newest one that is whole, its folder, and words on those passed over; None where there is none.
@@ -85,6 +92,11 @@ class Checkpoints:
         _sync(self.folder)
 
 
+def _step_of(path: Path) -> int:
+    digits = path.name.removeprefix("step-")
+    return int(digits) if digits.isdigit() else -1
+
+
 def load(path: Path) -> State:
     """A checkpoint's state, on the CPU. Raises CheckpointError naming the file that is missing or damaged."""
     try:
@@ -99,7 +111,16 @@ def load(path: Path) -> State:
         return torch.load(path / _FILE, map_location="cpu", weights_only=True)  # type: ignore[no-any-return]
     except CheckpointError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+    except (
+        OSError,
+        EOFError,
+        UnpicklingError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RuntimeError,
+    ) as error:
         raise CheckpointError(f"{path} is not a whole checkpoint: {_words(error)}") from error
 
 

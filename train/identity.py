@@ -5,6 +5,7 @@ Free of torch: a bad environment is refused before torch takes its second to loa
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import shutil
 import socket
@@ -47,9 +48,23 @@ def identify(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
     for is_present, read in _FAMILIES:
         if is_present(options, env):
             me = read(options, env)
+            if options.local_rank is not None:
+                me = _with_local_rank(me, options.local_rank, env)
             _refuse_impossible(me)
             return me
+    if options.local_rank is not None:
+        raise UsageError(f"--local-rank {options.local_rank} was given without --rank and --world-size: give all three")
     return Identity()
+
+
+def _with_local_rank(me: Identity, local_rank: int, env: Mapping[str, str]) -> Identity:
+    """`--local-rank`, as torch.distributed.launch passes it beside its variables. Raises UsageError."""
+    if me.local_rank is not None and me.local_rank != local_rank:
+        name = next(name for name in ("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK") if env.get(name))
+        raise UsageError(
+            f"--local-rank {local_rank} contradicts {name}={env[name]} in the environment: give one of them"
+        )
+    return dataclasses.replace(me, local_rank=local_rank)
 
 
 def _from_flags(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
@@ -58,12 +73,11 @@ def _from_flags(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
         "--world-size": (options.world_size, "WORLD_SIZE"),
         "--master-addr": (options.master_addr, "MASTER_ADDR"),
         "--master-port": (options.master_port, "MASTER_PORT"),
-        "--local-rank": (options.local_rank, "LOCAL_RANK"),
     }
     problems = [
         f"{flag} {value} contradicts {name}={env[name]} in the environment: give one of them"
         for flag, (value, name) in flags.items()
-        if value is not None and name in env and str(value) != env[name]
+        if value is not None and env.get(name) and str(value) != env[name]
     ]
     master_addr = options.master_addr or env.get("MASTER_ADDR")
     missing = [flag for flag in ("--rank", "--world-size") if flags[flag][0] is None]
@@ -79,7 +93,7 @@ def _from_flags(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
     return Identity(
         rank=options.rank,
         world_size=options.world_size,
-        local_rank=_optional(env, "LOCAL_RANK") if options.local_rank is None else options.local_rank,
+        local_rank=_optional(env, "LOCAL_RANK"),
         master_addr=master_addr,
         master_port=port,
         source="flags",
@@ -144,12 +158,12 @@ def _from_mpirun(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
 
 
 def _flags_present(options: LaunchOptions, env: Mapping[str, str]) -> bool:
-    flags = (options.rank, options.world_size, options.master_addr, options.master_port, options.local_rank)
+    flags = (options.rank, options.world_size, options.master_addr, options.master_port)
     return any(flag is not None for flag in flags)
 
 
 def _any_of(*names: str) -> Callable[[LaunchOptions, Mapping[str, str]], bool]:
-    return lambda options, env: any(name in env for name in names)
+    return lambda options, env: any(env.get(name) for name in names)  # Compose sets ${RANK} to nothing
 
 
 _FAMILIES = (
@@ -177,8 +191,9 @@ def _refuse_impossible(me: Identity) -> None:
         problems.append(f"world size {me.world_size} ({me.source}) must be at least 1")
     elif not 0 <= me.rank < me.world_size:
         problems.append(f"rank {me.rank} ({me.source}) must be from 0 to {me.world_size - 1}, the world size less 1")
-    elif me.local_rank is not None and not 0 <= me.local_rank < me.world_size:
-        problems.append(f"local rank {me.local_rank} ({me.source}) must be from 0 to {me.world_size - 1}")
+    elif me.local_rank is not None and not 0 <= me.local_rank < (me.local_world_size or me.world_size):
+        last = (me.local_world_size or me.world_size) - 1
+        problems.append(f"local rank {me.local_rank} ({me.source}) must be from 0 to {last}")
     if me.master_port is not None and not 0 < me.master_port < 65536:
         problems.append(f"master port {me.master_port} ({me.source}) must be from 1 to 65535")
     # On rank 0's own host its name may well be 127.0.1.1 (Debian's /etc/hosts); anywhere else that is a mistake.
@@ -255,6 +270,6 @@ def is_loopback(address: str) -> bool:
     """Whether a name or address means this very host."""
     try:
         found = str(socket.getaddrinfo(address, None)[0][4][0])
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: no name that could be looked up
         return False
     return found == "::1" or found.startswith("127.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import IO, Any
 
@@ -27,8 +28,9 @@ class Metrics:
             self._board = SummaryWriter(str(folder / "tensorboard"), purge_step=after_step + 1 if after_step else None)
 
     def write(self, step: int, values: dict[str, float]) -> None:
-        """One row."""
-        self._file.write(json.dumps({"step": step, **values}) + "\n")
+        """One row. A value that is no finite number becomes null: JSON has no other word for it."""
+        row = {name: value if math.isfinite(value) else None for name, value in values.items()}
+        self._file.write(json.dumps({"step": step, **row}) + "\n")
         if self._board is not None:
             for name, value in values.items():
                 self._board.add_scalar(name, value, step)
@@ -45,7 +47,7 @@ def _cut_back(path: Path, after_step: int) -> None:
     if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             if json.loads(line)["step"] <= after_step:
                 kept.append(line)

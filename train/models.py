@@ -154,6 +154,11 @@ def default_loss(output: torch.Tensor, target: torch.Tensor) -> tuple[torch.Tens
     A target of -100 is no item. A row of numbers counts as one item, with the mean over its numbers.
     """
     if target.is_floating_point():
+        if output.shape != target.shape:
+            raise UsageError(
+                f"model.loss: squared error needs outputs and targets of one shape, but has {tuple(output.shape)} and "
+                f"{tuple(target.shape)}: reshape one of them, or bring a loss of your own"
+            )
         losses = (output - target).square().reshape(len(target), -1).mean(1)
         return losses.sum(), torch.tensor(len(target), device=losses.device)
     flat = target.reshape(-1)

@@ -36,5 +36,5 @@ def _source_address(address: str) -> str | None:
         with socket.socket(family, kind, proto) as probe:
             probe.connect(target)
             return str(probe.getsockname()[0]).split("%")[0]
-    except OSError:
+    except (OSError, UnicodeError):  # UnicodeError: no name that could be looked up
         return None

@@ -9,6 +9,8 @@ from torch import nn
 from train.errors import ReplicaError
 from train.runtime import Runtime
 
+_GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like all of int64's arithmetic
+_MULTIPLIER = 0xBF58476D1CE4E5B9 - 2**64
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -17,8 +19,10 @@ def fingerprints(model: nn.Module) -> torch.Tensor:
     sums = []
     for parameter in model.parameters():
         bits = parameter.detach().contiguous().view(-1).view(_BITS[parameter.element_size()]).to(torch.int64)
-        place = torch.arange(1, 2 * bits.numel(), 2, device=bits.device)  # odd: no factor of 2**64 is lost
-        sums.append((bits * place).sum())
+        mixed = bits + torch.arange(1, bits.numel() + 1, device=bits.device) * _GOLDEN
+        # Not linear in bits and place, or changes in two places could cancel out (steps of splitmix64's finalizer).
+        mixed = (mixed ^ (mixed >> 30)) * _MULTIPLIER
+        sums.append((mixed ^ (mixed >> 27)).sum())
     return torch.stack(sums)
 
 

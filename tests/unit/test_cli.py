@@ -19,7 +19,8 @@ from train import __version__
 from train.cli import main
 from train.config import Config, field_names
 from train.errors import UsageError
-from train.options import read_config, recipes, split_launch_options
+from train.options import read_config, split_launch_options
+from train.recipes import recipes
 from train.rules import problems
 
 RECIPES = ("accumulation", "amp", "baseline", "ddp", "dp", "manual")

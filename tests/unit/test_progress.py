@@ -52,12 +52,15 @@ def test_the_first_rank_says_everything(screen: io.StringIO) -> None:
     assert screen.getvalue() == "going on\nlook out\n"
 
 
-def test_other_ranks_say_only_what_is_wrong_with_their_name_before_it(screen: io.StringIO) -> None:
+def test_other_ranks_say_only_what_is_wrong_with_their_name_before_it(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
     log_to_console(3, 4)
     log.info("going on")
     log.warning("look out")
     log.error("broken")
-    assert screen.getvalue() == "rank 3: look out\nrank 3: broken\n"
+    assert screen.getvalue() == "rank 3: look out\n"
+    assert capsys.readouterr().err == "rank 3: broken\n"
 
 
 def test_long_lines_and_brackets_are_printed_as_they_are(screen: io.StringIO) -> None:

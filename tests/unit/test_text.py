@@ -98,7 +98,7 @@ def test_a_folder_without_text_is_refused(tmp_path: Path, content: dict[str, str
 def test_too_little_text_is_refused(tmp_path: Path, cache: str) -> None:
     file = tmp_path / "short"
     file.write_text("abc")
-    with pytest.raises(UsageError, match="too little text: the train part has 1 bytes"):
+    with pytest.raises(UsageError, match="too little text: 3 bytes leave 0 for the train part, which needs 3"):
         prepare(DataConfig(paths=[str(file)], cache_dir=cache))
 
 
@@ -106,7 +106,7 @@ def test_too_little_text_is_refused(tmp_path: Path, cache: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "fraction", "held_out"), [(1000, 0.05, 50), (1000, 0.5, 500), (101, 0.1, 10), (50, 0.01, 2)]
+    ("length", "fraction", "held_out"), [(1000, 0.05, 50), (1000, 0.5, 500), (101, 0.1, 10), (50, 0.01, 3)]
 )
 def test_of_a_single_file_the_tail_is_held_out(
     tmp_path: Path, cache: str, length: int, fraction: float, held_out: int
@@ -342,7 +342,7 @@ def test_the_count_models_chances_add_up_to_one() -> None:
 def test_the_count_model_says_something_of_the_shortest_text_that_is_accepted(tmp_path: Path, cache: str) -> None:
     (tmp_path / "short").write_text("abcdefgh")
     prepared = prepare(DataConfig(paths=[str(tmp_path / "short")], cache_dir=cache))
-    assert len(prepared.val) == 2
+    assert len(prepared.val) == 3
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert math.isfinite(trigram_loss(prepared.train, prepared.val))

@@ -62,8 +62,14 @@ def _digest(name: str, dataset: Any) -> bytes:
         if not isinstance(sample, tuple | list) or len(sample) < 2:
             raise UsageError(f"data.name: samples of {name} must be (input, …, target), not {_kind(sample)}")
         for part in sample:
-            digest.update(part.numpy().tobytes() if isinstance(part, torch.Tensor) else pickle.dumps(part))
+            digest.update(_bytes(part))
     return digest.digest()
+
+
+def _bytes(part: Any) -> bytes:
+    if not isinstance(part, torch.Tensor):
+        return pickle.dumps(part)
+    return part.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()  # any type: bfloat16 too
 
 
 def _kind(value: Any) -> str:

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import glob
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -27,7 +28,8 @@ from train.config import DataConfig
 from train.errors import UsageError
 
 _DEFAULT_FOLDERS = ("nn", "optim", "distributed", "utils")
-_LAYOUT = 1  # raise it when what is prepared changes, so that old caches are not read
+_LAYOUT = 2  # raise it when what is prepared changes, so that old caches are not read
+_SHORTEST = 3  # bytes: a trigram
 Bytes = npt.NDArray[np.uint8]
 
 
@@ -44,7 +46,7 @@ class Prepared:
 @dataclass(frozen=True)
 class _File:
     name: str
-    """Path relative to where it was asked for: the same on every host."""
+    """Place among the paths asked for, and the path below it: the same on every host."""
     path: Path
     size: int
     mtime_ns: int
@@ -57,7 +59,8 @@ def prepare(config: DataConfig) -> Prepared:
     there is whole.
     """
     files = find_files(config.paths)
-    listing = json.dumps([_LAYOUT, config.val_fraction, [(f.name, f.size, f.mtime_ns) for f in files]])
+    states = [(file.name, str(file.path.absolute()), file.size, file.mtime_ns) for file in files]
+    listing = json.dumps([_LAYOUT, config.val_fraction, states])
     key = hashlib.sha256(listing.encode()).hexdigest()[:16]
     folder = cache_dir(config)
     target = folder / f"text-{key}"
@@ -76,45 +79,55 @@ def prepare(config: DataConfig) -> Prepared:
 
 
 def find_files(paths: list[str]) -> list[_File]:
-    """The files that paths name, sorted by name. Raises UsageError."""
-    found: dict[str, _File] = {}
-    for root, path in _expand(paths):
+    """The files that paths name, each once, in the order of paths and then of names; empty ones are left out.
+
+    Raises UsageError where nothing is left.
+    """
+    found: dict[Path, tuple[int, str, Path]] = {}
+    for number, root, path in _expand(paths):
         if path.is_file():
-            name = path.relative_to(root).as_posix()
-            state = path.stat()
-            found[name] = _File(name, path, state.st_size, state.st_mtime_ns)
-    files = sorted(found.values(), key=lambda file: file.name)
-    if not any(file.size for file in files):
+            found.setdefault(path.resolve(), (number, path.relative_to(root).as_posix(), path))
+    files = []
+    for number, name, path in sorted(found.values(), key=lambda entry: entry[:2]):
+        state = path.stat()
+        if state.st_size:
+            full_name = f"{number}/{name}" if len(paths) > 1 else name
+            files.append(_File(full_name, path, state.st_size, state.st_mtime_ns))
+    if not files:
         raise UsageError(f"data.paths: {', '.join(paths) or 'the installed torch'} holds no text")
     return files
 
 
-def _expand(paths: list[str]) -> Iterator[tuple[Path, Path]]:
-    """(folder that names are relative to, file) for files, folders and globs."""
+def _expand(paths: list[str]) -> Iterator[tuple[int, Path, Path]]:
+    """(number of the path, folder that names are relative to, file) for files, folders and globs."""
     if not paths:
         package = Path(torch.__file__).parent
         for folder in _DEFAULT_FOLDERS:
-            yield from ((package, path) for path in (package / folder).rglob("*.py"))
-        return
-    for given in paths:
-        if Path(given).is_dir():
-            yield from ((Path(given).parent, path) for path in Path(given).rglob("*"))
-            continue
-        for match in [given] if Path(given).exists() else glob.glob(given, recursive=True):
-            yield Path(match).parent, Path(match)
+            yield from ((0, package, path) for path in (package / folder).rglob("*.py"))
+    for number, given in enumerate(paths):
+        path = Path(given)
+        if path.is_dir():
+            yield from ((number, path, inner) for inner in path.rglob("*"))
+        elif path.exists():
+            yield number, path.parent, path
+        else:
+            root = Path(*itertools.takewhile(lambda part: not glob.has_magic(part), path.parts))
+            yield from ((number, root, Path(match)) for match in glob.glob(given, recursive=True))
 
 
 def split(files: list[_File], fraction: float) -> tuple[list[_File], list[_File]]:
-    """Files to train on and files held out: about `fraction` of the bytes, chosen by the names' hashes."""
+    """Files to train on and files held out: about `fraction` of the bytes, chosen by the names' hashes.
+
+    A file that is most of the text is never held out.
+    """
     by_hash = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
-    wanted = fraction * sum(file.size for file in files)
+    total = sum(file.size for file in files)
     held_out: set[str] = set()
     taken = 0
-    for file in by_hash[:-1]:
-        if taken >= wanted:
-            break
-        held_out.add(file.name)
-        taken += file.size
+    for file in by_hash:
+        if taken < fraction * total and file.size <= total / 2 and len(held_out) < len(files) - 1:
+            held_out.add(file.name)
+            taken += file.size
     return [f for f in files if f.name not in held_out], [f for f in files if f.name in held_out]
 
 
@@ -166,12 +179,19 @@ def _write(files: list[_File], fraction: float, target: Path) -> None:
 
 
 def _streams(files: list[_File], fraction: float) -> dict[str, bytes]:
-    if len(files) == 1:
-        whole = files[0].path.read_bytes()
-        at = len(whole) - max(2, round(len(whole) * fraction))
-        return {"train": whole[: max(0, at)], "val": whole[max(0, at) :]}
-    halves = dict(zip(("train", "val"), split(files, fraction), strict=True))
-    return {name: b"".join(file.path.read_bytes() for file in half) for name, half in halves.items()}
+    train, val = split(files, fraction)
+    if val:
+        return {"train": b"".join(map(_read, train)), "val": b"".join(map(_read, val))}
+    whole = b"".join(map(_read, files))
+    at = len(whole) - max(_SHORTEST, round(len(whole) * fraction))
+    return {"train": whole[: max(0, at)], "val": whole[max(0, at) :]}
+
+
+def _read(file: _File) -> bytes:
+    try:
+        return file.path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"data.paths: cannot read {file.path}: {error.strerror}") from None
 
 
 def _is_whole(target: Path) -> bool:
@@ -185,8 +205,11 @@ def _is_whole(target: Path) -> bool:
 def _open(target: Path) -> Prepared:
     index = json.loads((target / "index.json").read_text())
     for name, size in index["sizes"].items():
-        if size < 2:
-            raise UsageError(f"data.paths: too little text: the {name} part has {size} bytes")
+        if size < _SHORTEST:
+            raise UsageError(
+                f"data.paths: too little text: {sum(index['sizes'].values())} bytes leave {size} for the {name} part, "
+                f"which needs {_SHORTEST}; give more text, or another data.val_fraction"
+            )
     train, val = (np.memmap(target / f"{name}.bin", dtype=np.uint8, mode="r") for name in ("train", "val"))
     words = f"text: {index['files']} files, {len(train):,} bytes to train on, {len(val):,} held out"
     return Prepared(train, val, index["fingerprint"], words)

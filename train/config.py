@@ -65,8 +65,9 @@ class DataConfig:
 
     name: str = "text"
     """text, tokens, digits, regression, classification, or your own as `module:function`"""
-    paths: list[str] = field(default_factory=list)
-    """text: files, globs or folders (default: the installed torch's sources); tokens: train.bin and val.bin"""
+    paths: list[str] | str = field(default_factory=list)
+    """text: a file, glob or folder, or a list of them (default: the installed torch's sources);
+    tokens: [train.bin, val.bin]"""
     block_size: int = 128
     """Length of a training window, in tokens (text, tokens)"""
     vocab_size: int = 50304
@@ -85,6 +86,11 @@ class DataConfig:
     """Leave out an epoch's last, smaller batch"""
     cache_dir: str | None = None
     """Where prepared data is kept, once a host (default: ~/.cache/muster)"""
+
+    @property
+    def path_list(self) -> list[str]:
+        """`paths` as a list, also where one alone was given."""
+        return [self.paths] if isinstance(self.paths, str) else self.paths
 
 
 @dataclass(frozen=True)

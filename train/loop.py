@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 
 import torch
@@ -51,7 +52,8 @@ def fit(job: Job) -> bool:  # noqa: PLR0915
         precision.unscale(job.optimizer)
         is_logged = step % config.train.log_every == 0 or step == job.steps
         gradients = [p.grad for p in parameters if p.grad is not None]
-        correction = usual_count / tally.count().clamp(min=1)
+        true_count = tally.count()
+        correction = usual_count / (true_count + (true_count == 0))  # no items, no gradient: any factor will do
         norm = scale_and_clip(gradients, correction, config.optim.clip_norm, measure=is_logged)
         progress.updates += precision.step(job.optimizer)
         job.optimizer.zero_grad()
@@ -89,24 +91,25 @@ def evaluate(job: Job) -> Evaluation:
     """
     config, runtime = job.config, job.runtime
     micro_size = config.batch.micro_size or max(1, config.batch.global_size // runtime.world_size)
-    sums = torch.zeros(4, dtype=torch.float64, device=runtime.device)
-    has_classes = True
+    sums = torch.zeros(5, dtype=torch.float64, device=runtime.device)
     job.objective.eval()
     with torch.no_grad():
         for raw in evaluation_batches(job.data.val, runtime.rank, runtime.world_size, micro_size, runtime.device):
             batch = job.precision.cast(raw)
             with job.precision.autocast():
                 loss_sum, count, output = job.objective.measure(*batch)
-            correct = count_correct(output, batch[-1])
-            has_classes = correct is not None
-            sums += torch.stack([
-                loss_sum.double(), count.double(), torch.as_tensor(correct or 0, device=sums.device).double(),
-                torch.tensor(len(batch[-1]), device=sums.device).double(),
-            ])  # fmt: skip
+            samples = torch.tensor(len(batch[-1]), device=runtime.device)
+            sums += torch.stack(
+                (loss_sum.double(), count.double(), samples.double(), *count_correct(output, batch[-1]))
+            )
     job.objective.train()
-    loss_sum, count, correct, samples = runtime.sum(sums, "evaluation").tolist()
-    assert samples == len(job.data.val), f"evaluated {samples} samples of {len(job.data.val)}"
-    return Evaluation(loss_sum / max(1.0, count), correct / max(1.0, count) if has_classes else None, int(samples))
+    all_loss, all_items, all_samples, all_correct, all_labels = runtime.sum(sums, "evaluation").tolist()
+    assert all_samples == len(job.data.val), f"evaluated {all_samples} samples of {len(job.data.val)}"
+    return Evaluation(
+        loss=all_loss / all_items if all_items else math.nan,
+        accuracy=all_correct / all_labels if all_labels else None,
+        samples=int(all_samples),
+    )
 
 
 def _every(period: int, step: int) -> bool:

@@ -201,8 +201,8 @@ class Objective(nn.Module):
         return losses.sum(), torch.tensor(losses.numel(), device=losses.device), output
 
 
-def count_correct(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor | None:
-    """How many targets the largest output names; None where targets are not classes."""
+def count_correct(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """(targets that the largest output names, targets): both 0 where targets are not classes. int64 [2]."""
     if target.is_floating_point() or output.dim() != target.dim() + 1:
-        return None
-    return (output.argmax(-1) == target).sum()
+        return torch.zeros(2, dtype=torch.int64, device=target.device)
+    return torch.stack(((output.argmax(-1) == target).sum(), (target != -100).sum()))

@@ -235,12 +235,12 @@ def _data(config: Config, world_size: int) -> Iterator[Problem]:
         yield Problem("data.args", f"are for your own module:function; {data.name} does not take them")
     if data.paths and data.name not in TOKEN_DATA:
         yield Problem("data.paths", f"are for text and tokens; {data.name} does not read files")
-    if data.name == "tokens" and len(data.paths) != 2:
+    if data.name == "tokens" and len(data.path_list) != 2:
         yield Problem(
             "data.paths",
-            f"tokens needs two files, for training and validation: [train.bin, val.bin]; {len(data.paths)} given",
+            f"tokens needs two files, for training and validation: [train.bin, val.bin]; {len(data.path_list)} given",
         )
-    for path in data.paths if data.name in TOKEN_DATA else ():
+    for path in data.path_list if data.name in TOKEN_DATA else ():
         if data.name == "tokens" and Path(path).exists() and not Path(path).is_file():
             yield Problem("data.paths", f"{path} is a folder; tokens needs the two files themselves")
         elif data.name == "tokens" and not Path(path).exists():

@@ -106,7 +106,12 @@ CONFIG = [
         "--train.steps 4 --train.tensorboard maybe",
         ("train.tensorboard", "true or false", "'maybe'"),
     ),
-    Case("one word for a list", "--train.steps 4 --data.paths a.txt", ("data.paths", "list", "[a.txt]")),
+    Case(
+        "named values for a list in a file",
+        "--config job.yaml",
+        ("data.paths", "list", "[a.txt]", "job.yaml"),
+        {"job.yaml": "data:\n  paths: {a: 3}\n"},
+    ),
     Case("one number for two", "--train.steps 4 --optim.betas 0.9", ("optim.betas", "two numbers", "0.9")),
     Case("a number for named arguments", "--train.steps 4 --model.args 3", ("model.args", "3")),
     Case(

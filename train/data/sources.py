@@ -99,10 +99,10 @@ def _text(config: DataConfig) -> Data:
 
 
 def _tokens(config: DataConfig) -> Data:
-    train, val = (tokens.Windows.open(path, config.block_size, config.vocab_size) for path in config.paths)
+    train, val = (tokens.Windows.open(path, config.block_size, config.vocab_size) for path in config.path_list)
     words = f"tokens: {len(train.stream):,} to train on, {len(val.stream):,} held out"
     spec = Spec("tokens", config.vocab_size, config.vocab_size, "tokens", config.block_size)
-    return Data(spec, train, val, " ".join(tokens.fingerprint(path) for path in config.paths), words)
+    return Data(spec, train, val, " ".join(tokens.fingerprint(path) for path in config.path_list), words)
 
 
 def _synthetic(config: DataConfig, seed: int) -> Data:

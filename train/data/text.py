@@ -58,7 +58,7 @@ def prepare(config: DataConfig) -> Prepared:
     One process a host does the work, the others wait for its lock. It is written aside and renamed, so what is
     there is whole.
     """
-    files = find_files(config.paths)
+    files = find_files(config.path_list)
     states = [(file.name, str(file.path.absolute()), file.size, file.mtime_ns) for file in files]
     listing = json.dumps([_LAYOUT, config.val_fraction, states])
     key = hashlib.sha256(listing.encode()).hexdigest()[:16]

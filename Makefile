@@ -4,9 +4,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+PARALLEL := -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast lint bench soak clean
+.PHONY: help venv demo test test-fast lint bench clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -24,10 +25,10 @@ demo: $(READY) ## train: two processes, DDP, a byte-level GPT on real text, two 
 	$(BIN)/torchrun --standalone --nproc-per-node 2 -m train run --config ddp
 
 test: $(READY) ## every test, each fault and launcher once
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(PARALLEL)
 
 test-fast: $(READY) ## unit and two-process tests, under two minutes
-	$(BIN)/python -m pytest -m 'not slow'
+	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
 lint: $(READY) ## style and types
 	$(BIN)/ruff check .

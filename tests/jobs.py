@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any
+from functools import cache
 
 import torch
 
 from train import loop
 from train.config import Config
 from train.data import open_data
-from train.identity import identify
+from train.identity import Identity, identify
 from train.job import build
 from train.options import LaunchOptions, checked_config
 from train.runtime import Runtime
@@ -26,12 +26,18 @@ def config_of(*flags: str, world_size: int = 1) -> Config:
     return checked_config([f"--{flag}" for flag in flags], world_size)
 
 
-def make_job(config: Config, runtime: Runtime | None = None) -> Job:
-    """The wired parts of one rank; `runtime` where the process has joined already."""
-    if runtime is None:
-        needs_group = STRATEGIES[config.strategy.name].needs_group
-        me = identify(LaunchOptions(), os.environ)
-        runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
+@cache
+def _joined() -> Runtime:
+    """This process's ties to the other ranks, for all jobs it trains one after the other."""
+    return Runtime(identify(LaunchOptions(), os.environ), Config().runtime, threads=1, group=True)
+
+
+def make_job(config: Config) -> Job:
+    """The wired parts of one rank."""
+    if STRATEGIES[config.strategy.name].needs_group:
+        runtime = _joined()
+    else:
+        runtime = Runtime(Identity(), config.runtime, threads=1, group=False)
     job = build(config, runtime, open_data(config.data, config.train.seed))
     job.line.start(0)
     return job
@@ -43,16 +49,10 @@ def weights(job: Job) -> torch.Tensor:
 
 
 def train_all(cases: dict[str, Flags]) -> dict[str, torch.Tensor]:
-    """Train each case from its start; the final weights of this rank. One process group serves them all."""
-    me = identify(LaunchOptions(), os.environ)
-    results: dict[str, Any] = {}
-    runtime: Runtime | None = None
+    """Train each case from its start; the final weights of this rank."""
+    results = {}
     for name, flags in cases.items():
-        config = config_of(*flags, world_size=me.world_size)
-        runtime = runtime or Runtime(me, config.runtime, threads=1, group=True)
-        job = make_job(config, runtime)
+        job = make_job(config_of(*flags, world_size=int(os.environ.get("WORLD_SIZE", "1"))))
         loop.fit(job)
         results[name] = weights(job)
-    if runtime is not None:
-        runtime.close()
     return results

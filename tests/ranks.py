@@ -1,11 +1,14 @@
-"""Real ranks for tests: `run_ranks` starts processes that join by Gloo, call one function and return its values."""
+"""Real ranks for tests: `run_ranks` calls functions in processes joined by Gloo, `train_ranks` runs the command."""
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import importlib
 import os
 import pickle
+import select
+import shutil
 import socket
 import subprocess
 import sys
@@ -43,18 +46,64 @@ def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:
     }  # fmt: skip
 
 
+class _Crew:
+    """Processes that join as ranks once and then call what they are told to, one call after the other."""
+
+    def __init__(self, world_size: int) -> None:
+        port = free_port()
+        self.folder = Path(tempfile.mkdtemp(prefix="ranks-"))
+        self.ranks = []
+        for rank in range(world_size):
+            with (self.folder / f"{rank}.log").open("w") as output:
+                self.ranks.append(subprocess.Popen(
+                    [sys.executable, "-m", "tests.ranks"], cwd=ROOT, stdout=subprocess.PIPE, stderr=output,
+                    stdin=subprocess.PIPE, env=clean_environment(**rank_environment(rank, world_size, port)),
+                ))  # fmt: skip
+        atexit.register(self.end)
+
+    def call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_s: float) -> list[Any]:
+        """What each rank returned. Ends them all where one fails or takes too long."""
+        try:
+            for process in self.ranks:
+                pickle.dump((function.__module__, function.__qualname__, args), process.stdin)  # type: ignore[arg-type]
+                process.stdin.flush()  # type: ignore[union-attr]
+            deadline = time.monotonic() + timeout_s
+            for rank, process in enumerate(self.ranks):
+                assert process.stdout is not None
+                ready, _, _ = select.select([process.stdout], [], [], max(0.0, deadline - time.monotonic()))
+                assert ready, f"rank {rank} did not return within {timeout_s} s:\n{self._said(rank)}"
+            return [self._answer(rank) for rank in range(len(self.ranks))]
+        except BaseException:
+            self.end()
+            raise
+
+    def _answer(self, rank: int) -> Any:
+        try:
+            return pickle.load(self.ranks[rank].stdout)  # type: ignore[arg-type]
+        except EOFError:
+            self.ranks[rank].wait(timeout=10)
+            raise AssertionError(f"rank {rank} failed:\n{self._said(rank)}") from None
+
+    def _said(self, rank: int) -> str:
+        return (self.folder / f"{rank}.log").read_text(errors="replace")
+
+    def end(self) -> None:
+        """Kill them all."""
+        _crews.pop(len(self.ranks), None)
+        for process in self.ranks:
+            process.kill()
+            process.communicate()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_crews: dict[int, _Crew] = {}
+
+
 def run_ranks(world_size: int, function: Callable[..., Any], *args: Any, timeout_s: float = 120) -> list[Any]:
-    """Call `function(*args)` in that many processes; what each returned, by rank. Fails with all their output."""
-    port = free_port()
-    with tempfile.TemporaryDirectory() as folder:
-        call = Path(folder) / "call"
-        call.write_bytes(pickle.dumps((function.__module__, function.__qualname__, args)))
-        commands = [[sys.executable, "-m", "tests.ranks", str(call), f"{folder}/{rank}"] for rank in range(world_size)]
-        environments = [clean_environment(**rank_environment(rank, world_size, port)) for rank in range(world_size)]
-        finished = run_together(commands, environments, timeout_s=timeout_s)
-        for rank, done in enumerate(finished):
-            assert done.returncode == 0, f"rank {rank} ended with {done.returncode}:\n{done.stdout}"
-        return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
+    """Call `function(*args)` in that many joined ranks; what each returned, by rank. They are started once and kept."""
+    if world_size not in _crews:
+        _crews[world_size] = _Crew(world_size)
+    return _crews[world_size].call(function, args, timeout_s)
 
 
 def run_together(
@@ -110,13 +159,18 @@ def weights_digest(run: Path) -> str:
     return digest.hexdigest()
 
 
-def _main() -> None:
-    module, name, args = pickle.loads(Path(sys.argv[1]).read_bytes())
-    function: Any = importlib.import_module(module)
-    for part in name.split("."):
-        function = getattr(function, part)
-    Path(sys.argv[2]).write_bytes(pickle.dumps(function(*args)))
+def _serve() -> None:
+    """A rank of a crew: calls from standard input, answers to what was standard output."""
+    answers = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what the called functions print goes to the log
+    while True:
+        try:
+            module, name, args = pickle.load(sys.stdin.buffer)
+        except EOFError:
+            os._exit(0)
+        pickle.dump(getattr(importlib.import_module(module), name)(*args), answers)
+        answers.flush()
 
 
 if __name__ == "__main__":
-    _main()
+    _serve()

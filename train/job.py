@@ -220,7 +220,8 @@ def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tu
         raise UsageError(f"--runs-dir: rank {runtime.rank} ({runtime.host}) cannot write its log: {error}") from None
     log.info(f"run folder {path}")
     if folder is not None:
-        folder.describe(config, _environment(config, runtime, hosts))
+        for changed in folder.describe(config, _environment(config, runtime, hosts)):
+            log.warning(f"{changed}: from here on equal to rounding, not to the last bit")
     return folder, path
 
 

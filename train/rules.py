@@ -191,6 +191,14 @@ def _strategy(config: Config, world_size: int) -> Iterator[Problem]:
         yield Problem("strategy.comm_hook", f"{strategy.comm_hook} works with ddp only, not with {strategy.name}")
     if strategy.comm_hook != "none" and config.precision.name == "fp64":
         yield Problem("strategy.comm_hook", f"{strategy.comm_hook} would round the gradients of fp64; use none")
+    largest_share = -(-config.batch.global_size // world_size)
+    parts = config.batch.accumulation or -(-largest_share // max(1, config.batch.micro_size or largest_share))
+    if strategy.static_graph and strategy.name == "ddp" and parts > 1:
+        yield Problem(
+            "strategy.static_graph",
+            f"cannot hold gradients back for a step of {parts} micro-batches (torch fails inside): leave it false, "
+            "or let a rank's share be one micro-batch",
+        )
     if strategy.static_graph and strategy.find_unused_parameters:
         yield Problem("strategy.static_graph", "excludes find_unused_parameters: a static graph finds them by itself")
 

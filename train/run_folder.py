@@ -29,6 +29,9 @@ _MAY_CHANGE = re.compile(
 """Fields that may differ when a run goes on; model, data, seed and global batch may not."""
 
 
+BITS_DEPEND_ON = ("torch", "instruction_set", "device", "backend", "world_size", "threads")
+
+
 class RunFolder:
     """`runs/<run_id>/`, locked by the process that writes it for as long as that lives."""
 
@@ -41,10 +44,24 @@ class RunFolder:
         """The run's name."""
         return self.path.name
 
-    def describe(self, config: Config, environment: Mapping[str, Any]) -> None:
-        """Write `config.yaml` and `environment.json`."""
+    def describe(self, config: Config, environment: Mapping[str, Any]) -> list[str]:
+        """Write `config.yaml` and `environment.json`; words on the facts that were others when the run was last on."""
+        before = self._environment()
+        changed = [
+            f"{name} was {before[name]!r} and is {environment[name]!r}"
+            for name in BITS_DEPEND_ON
+            if name in before and before[name] != environment[name]
+        ]
         _write(self.path / "config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
         _write(self.path / "environment.json", json.dumps(environment, indent=1) + "\n")
+        return changed
+
+    def _environment(self) -> dict[str, Any]:
+        try:
+            found = json.loads((self.path / "environment.json").read_text())
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
     def conclude(self, outcome: str, exit_code: int, step: int, **more: Any) -> None:
         """Write `verdict.json`."""

@@ -11,7 +11,6 @@ import torch.distributed as dist
 from tests.jobs import config_of, make_job
 from tests.ranks import run_ranks
 from train import loop
-from train.runtime import Runtime
 from train.strategies import DistributedDataParallel
 
 STEPS = 3
@@ -23,14 +22,12 @@ TABLE = (
 
 def _count(strategies: list[str]) -> dict[str, list[int]]:
     """(gradient all-reduces, all-reduces of all kinds) of the same steps, by strategy and accumulation."""
-    runtime: Runtime | None = None
     counts: dict[str, list[int]] = {}
     real: Callable[..., Any] = dist.all_reduce
     for strategy in strategies:
         for accumulation in (1, 8):
             config = config_of(*TABLE, f"strategy.name={strategy}", f"batch.accumulation={accumulation}", world_size=2)
-            job = make_job(config, runtime)
-            runtime = job.runtime
+            job = make_job(config)
             buckets: list[int] = []
             calls: list[torch.Size] = []
 
@@ -53,8 +50,6 @@ def _count(strategies: list[str]) -> dict[str, list[int]]:
             finally:
                 dist.all_reduce = real
             counts[f"{strategy} {accumulation}"] = [len(buckets), len(calls)]
-    if runtime is not None:
-        runtime.close()
     return counts
 
 

@@ -8,7 +8,6 @@ import torch
 from tests.jobs import config_of, make_job, weights
 from tests.ranks import run_ranks
 from train import loop
-from train.runtime import Runtime
 
 TABLE = (
     "model.name=mlp",
@@ -35,16 +34,12 @@ CASES = {
 
 
 def _train_each(cases: dict[str, list[str]]) -> dict[str, tuple[float, torch.Tensor]]:
-    runtime: Runtime | None = None
     results = {}
     for name, flags in cases.items():
-        job = make_job(config_of(*TABLE, *flags, world_size=2), runtime)
-        runtime = job.runtime
+        job = make_job(config_of(*TABLE, *flags, world_size=2))
         loop.fit(job)
         assert job.progress.evaluation is not None
         results[name] = (job.progress.evaluation.loss, weights(job))
-    if runtime is not None:
-        runtime.close()
     return results
 
 

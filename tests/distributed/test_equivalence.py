@@ -143,11 +143,9 @@ def _broken(bug: str) -> AbstractContextManager[object]:
 
 def _train_broken(bugs: list[str], flags: Flags) -> dict[str, torch.Tensor]:
     results = {}
-    runtime = None
     for bug in bugs:
         with _broken(bug):
-            job = make_job(config_of(*flags, world_size=2), runtime)
-            runtime = job.runtime
+            job = make_job(config_of(*flags, world_size=2))
             loop.fit(job)
             results[bug] = weights(job)
     return results

@@ -9,7 +9,6 @@ from torch.utils.data import TensorDataset
 from tests.jobs import config_of, make_job
 from tests.ranks import run_ranks
 from train import loop
-from train.runtime import Runtime
 
 
 def model() -> nn.Module:
@@ -25,7 +24,6 @@ def data(held_out: int) -> tuple[TensorDataset, TensorDataset]:
 
 def _evaluate(sizes: list[int]) -> list[tuple[float, float, float, float, int]]:
     """After training: loss and accuracy as evaluated, and as worked out here over the whole set at once."""
-    runtime: Runtime | None = None
     results = []
     for held_out in sizes:
         module = "tests.distributed.test_evaluation"
@@ -34,8 +32,7 @@ def _evaluate(sizes: list[int]) -> list[tuple[float, float, float, float, int]]:
             "strategy.name=ddp", "batch.global_size=16", "batch.micro_size=3", "train.epochs=2", "precision.name=fp64",
             world_size=2,
         )  # fmt: skip
-        job = make_job(config, runtime)
-        runtime = job.runtime
+        job = make_job(config)
         loop.fit(job)
         assert job.progress.evaluation is not None
         found = job.progress.evaluation
@@ -46,8 +43,6 @@ def _evaluate(sizes: list[int]) -> list[tuple[float, float, float, float, int]]:
         accuracy = (output.argmax(1) == labels).double().mean()
         assert found.accuracy is not None
         results.append((found.loss, float(loss), found.accuracy, float(accuracy), found.samples))
-    if runtime is not None:
-        runtime.close()
     return results
 
 

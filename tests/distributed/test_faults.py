@@ -22,14 +22,14 @@ SMALL = (
 
 def test_a_rank_that_never_comes_is_named_within_the_join_timeout(tmp_path: Path) -> None:
     port = free_port()
-    command = [sys.executable, "-m", "train", *SMALL, "--train.steps=3", "--runtime.join_timeout_s=3"]
+    command = [sys.executable, "-m", "train", *SMALL, "--train.steps=3", "--runtime.join_timeout_s=10"]
     present = [0, 2]
     done = run_together(
         [command] * 2, [clean_environment(**rank_environment(rank, 3, port)) for rank in present], cwd=tmp_path
     )
     assert [process.returncode for process in done] == [4, 4]
     for process in done:
-        assert "rank 1 of 3 did not join within 3 s; rank 0 (" in process.stdout
+        assert "rank 1 of 3 did not join within 10 s; rank 0 (" in process.stdout
         assert "Traceback" not in process.stdout
 
 
@@ -139,6 +139,7 @@ def test_replicas_that_drift_apart_name_tensor_and_ranks(tmp_path: Path) -> None
     assert "replicas differ after step 4: 1 of 4 parameters, the first is 1.bias; rank 1 (" in done[0].stdout
 
 
+@pytest.mark.slow
 def test_a_rank_that_dies_leaves_words_with_the_others(tmp_path: Path) -> None:
     done = _interfere(tmp_path, lambda ranks: ranks[1].kill())
     assert done[1][0] == -signal.SIGKILL
@@ -148,6 +149,7 @@ def test_a_rank_that_dies_leaves_words_with_the_others(tmp_path: Path) -> None:
     assert "that one ended first" in output
 
 
+@pytest.mark.slow
 def test_a_stop_request_saves_and_the_same_command_ends_with_the_same_bits(tmp_path: Path) -> None:
     """SIGTERM to one rank alone: all stop at the same step with 75; run again it is as if nothing had happened."""
     words = [*SMALL, "--train.steps=400", "--runs-dir", str(tmp_path / "runs")]

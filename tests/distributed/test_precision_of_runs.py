@@ -11,7 +11,7 @@ from train.optim import learning_rate
 
 RECIPE = (
     "model.layers=1", "model.width=32", "data.block_size=32", "data.val_fraction=0.002", "batch.global_size=16",
-    "train.steps=150", "optim.warmup_steps=10",
+    "train.steps=80", "optim.warmup_steps=10",
 )  # fmt: skip
 
 
@@ -24,7 +24,7 @@ def _loss(precision: str) -> float:
 
 def test_bf16_and_fp16_train_to_within_two_percent_of_fp32() -> None:
     reference = _loss("fp32")
-    assert reference < 3.5  # from 5.5: it has learned something
+    assert reference < 3.8  # from 5.5: it has learned something
     for precision in ("bf16", "fp16"):
         assert _loss(precision) == pytest.approx(reference, rel=0.02), precision
 

@@ -235,6 +235,13 @@ def test_a_run_describes_itself(runs: Path) -> None:
     assert environment == {"config_digest": config.digest(), "hosts": ["a", "b"]}
 
 
+def test_going_on_elsewhere_is_told(runs: Path) -> None:
+    folder = opened(runs)
+    assert folder.describe(CONFIG, {"torch": "2.13.0", "threads": 1, "hosts": ["a"]}) == []
+    told = folder.describe(CONFIG, {"torch": "2.14.0", "threads": 1, "hosts": ["b"]})
+    assert told == ["torch was '2.13.0' and is '2.14.0'"]
+
+
 def test_a_verdict_has_all_fields_of_the_contract(runs: Path) -> None:
     folder = opened(runs)
     folder.conclude("failed", 5, 412, cause="out of memory", rank=3)

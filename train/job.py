@@ -7,7 +7,8 @@ import platform
 import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, cast
@@ -48,14 +49,16 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
     stop = StopRequest()
     needs_group = STRATEGIES[config.strategy.name].needs_group
     runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
-    data = open_data(config.data, config.train.seed)
-    runtime.agree({"config": config.digest(), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
-    job = build(config, runtime, data, stop)  # before there is a folder: what is refused leaves none
-    folder, path = _open_folder(config, options, runtime)
+    with _in_words(runtime, lambda: "while starting"):
+        data = runtime.together(lambda: open_data(config.data, config.train.seed))
+        runtime.agree({"config": config.digest(), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
+        job = build(config, runtime, data, stop)  # before there is a folder: what is refused leaves none
+        folder, path = _open_folder(config, options, runtime)
     log.info(f"{_ranks(runtime)} · {data.words}")
     outcome, code, cause = "failed", Exit.RANK_FAILED, None
     try:
-        finished = _train(job, options, folder, path)
+        with _in_words(runtime, lambda: f"in step {job.progress.step + 1}"):
+            finished = _train(job, options, folder, path)
         is_saved = job.progress.saved_step == job.progress.step
         if finished:
             outcome, code = "finished", Exit.FINISHED
@@ -63,15 +66,12 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
             outcome, code = "stopped", Exit.STOPPED_SAVED if is_saved else Exit.STOPPED_UNSAVED
         return code
     except BaseException as error:
-        known = _in_words(error, job)
-        cause = str(known or error) or type(error).__name__
-        if known is not None:
-            code = known.exit_code
-        if isinstance(error, KeyboardInterrupt):
+        cause = f"{type(error).__name__}: {error}"
+        if isinstance(error, MusterError):
+            code, cause = error.exit_code, str(error)
+        elif isinstance(error, KeyboardInterrupt):
             outcome, code = "stopped", Exit.STOPPED_UNSAVED
-        if known is None or known is error:
-            raise
-        raise known from error
+        raise
     finally:
         job.line.close()
         if job.metrics is not None:
@@ -85,8 +85,10 @@ def build(config: Config, runtime: Runtime, data: Data, stop: Callable[[], bool]
     order = Order(len(data.train), config.batch.global_size, seed=config.train.seed, drop_last=config.data.drop_last)
     torch.manual_seed(config.train.seed)  # the same on all ranks: replicas start equal
     precision = Precision(config.precision, runtime.device)
-    model = precision.prepare(build_model(config.model, data.spec, config.data.block_size)).to(runtime.device)
-    objective = Objective(model, build_loss(config.model))
+    model, loss = runtime.together(
+        lambda: (build_model(config.model, data.spec, config.data.block_size), build_loss(config.model))
+    )
+    objective = Objective(precision.prepare(model).to(runtime.device), loss, precision.autocast)
     strategy = make_strategy(config.strategy, runtime)
     strategy.wrap(cast(torch.nn.Module, torch.compile(objective)) if config.model.compile else objective)
     if isinstance(strategy, DataParallel) and strategy.note:
@@ -102,7 +104,7 @@ def build(config: Config, runtime: Runtime, data: Data, stop: Callable[[], bool]
         objective=objective,
         strategy=strategy,
         precision=precision,
-        optimizer=build_optimizer(model, config.optim, scaled=precision.scaler is not None),
+        optimizer=build_optimizer(objective, config.optim, scaled=precision.scaler is not None),
         line=StepLine(steps, data.spec.item, shown=runtime.rank == 0),
         asked_to_stop=stop,
     )
@@ -248,21 +250,21 @@ def _ranks(runtime: Runtime) -> str:
     )
 
 
-def _in_words(error: BaseException, job: Job) -> MusterError | None:
-    """An error for its user; None where it is none that we know."""
-    if isinstance(error, MusterError):
-        return error
-    text = str(error)
-    is_collective = isinstance(error, dist.DistError) or (
-        isinstance(error, RuntimeError) and _OF_A_COLLECTIVE.search(text)
-    )
-    if not is_collective:
-        return None
-    who = f"rank {job.runtime.rank} ({job.runtime.host})"
-    step = job.progress.step + 1
-    if _TIMED_OUT.search(text):
-        return WaitError(
-            f"{who} waited in vain for other ranks in step {step}: one of them hangs, or its host is cut off; "
-            "their logs tell which (a longer wait: --runtime.step_timeout_s)"
-        )
-    return ContactError(f"{who} lost contact with another rank in step {step}: that one ended first, its log tells why")
+@contextmanager
+def _in_words(runtime: Runtime, when: Callable[[], str]) -> Iterator[None]:
+    """Turn the error of a collective into words for the user: it is the victim's, the culprit's log tells more."""
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        text = str(error)
+        if not (isinstance(error, dist.DistError) or _OF_A_COLLECTIVE.search(text)):
+            raise
+        who = f"rank {runtime.rank} ({runtime.host})"
+        if _TIMED_OUT.search(text):
+            raise WaitError(
+                f"{who} waited in vain for other ranks {when()}: one of them hangs, or its host is cut off; "
+                "their logs tell which (a longer wait: --runtime.step_timeout_s)"
+            ) from error
+        raise ContactError(
+            f"{who} lost contact with another rank {when()}: that one ended first, its log tells why"
+        ) from error

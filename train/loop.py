@@ -39,8 +39,7 @@ def fit(job: Job) -> bool:  # noqa: PLR0915
         for number, micro in enumerate(window, 1):
             is_last = number == len(window)
             with nullcontext() if is_last else strategy.hold_gradients():
-                with precision.autocast():
-                    micro_sum, micro_count = strategy.forward(precision.cast(micro.tensors))
+                micro_sum, micro_count = strategy.forward(precision.cast(micro.tensors))
                 if micro.is_padding:
                     micro_sum, micro_count = micro_sum * 0.0, micro_count * 0
                 loss_sum, count = loss_sum + micro_sum.detach(), count + micro_count
@@ -96,8 +95,7 @@ def evaluate(job: Job) -> Evaluation:
     with torch.no_grad():
         for raw in evaluation_batches(job.data.val, runtime.rank, runtime.world_size, micro_size, runtime.device):
             batch = job.precision.cast(raw)
-            with job.precision.autocast():
-                loss_sum, count, output = job.objective.measure(*batch)
+            loss_sum, count, output = job.objective.measure(*batch)
             samples = torch.tensor(len(batch[-1]), device=runtime.device)
             sums += torch.stack(
                 (loss_sum.double(), count.double(), samples.double(), *count_correct(output, batch[-1]))

@@ -1,4 +1,4 @@
-"""Turns steps that are done into rows, the progress line, and errors where a loss is no number."""
+"""What becomes of a step's numbers: rows, the progress line, or an error where a loss is no number."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ class Meter:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._row_items = 0.0
-        self._last_loss = math.nan
         self.started = time.time()
         self.restart()
 

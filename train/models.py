@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -175,10 +176,14 @@ class Objective(nn.Module):
     `torch.compile` sees the whole computation.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, autocast: Callable[[], AbstractContextManager[object]] = nullcontext
+    ) -> None:
+        """`autocast` is entered in here and not outside: DataParallel's threads would not see it there."""
         super().__init__()
         self.model = model
         self.loss = loss
+        self.autocast = autocast
 
     def forward(self, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """(sum of losses [1], number of items [1]) for inputs and target. Raises UsageError on a mean."""
@@ -188,8 +193,9 @@ class Objective(nn.Module):
     def measure(self, *batch: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """(sum of losses, number of items, the model's output): scalars, and what `forward` computes inside."""
         *inputs, target = batch
-        output = self.model(*inputs)
-        losses = self.loss(output, target)
+        with self.autocast():
+            output = self.model(*inputs)
+            losses = self.loss(output, target)
         if isinstance(losses, tuple):
             loss_sum, count = losses
             return loss_sum, torch.as_tensor(count, device=loss_sum.device), output

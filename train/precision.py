@@ -37,7 +37,7 @@ class Precision:
         return tuple(tensor.double() if tensor.is_floating_point() else tensor for tensor in batch)
 
     def autocast(self) -> AbstractContextManager[object]:
-        """Around a forward pass."""
+        """Around a forward pass and its loss."""
         if self._dtype is None:
             return nullcontext()
         return torch.autocast(self._device.type, self._dtype)

@@ -46,9 +46,8 @@ class Tally:
             (loss_sum.detach().double(), count.double(), torch.full_like(count, stop, dtype=torch.float64))
         )
         group = runtime.group("step")
-        self._work = (
-            dist.all_reduce(self._sums, group=group, async_op=True) if group and runtime.world_size > 1 else None
-        )
+        alone = runtime.world_size == 1
+        self._work = None if alone else dist.all_reduce(self._sums, group=group, async_op=True)
         self._on_host = self._sums
         self._copied: torch.cuda.Event | None = None
 

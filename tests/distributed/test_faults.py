@@ -76,6 +76,25 @@ def test_hosts_with_different_data_and_options_are_named(tmp_path: Path) -> None
     assert not list(tmp_path.glob("*/runs/*"))
 
 
+def test_a_file_missing_on_one_host_ends_all_ranks_and_names_it(tmp_path: Path) -> None:
+    """Each rank in a folder of its own; only the first has the module with the model."""
+    port = free_port()
+    commands, environments = [], []
+    for rank in (0, 1):
+        folder = tmp_path / f"host{rank}"
+        folder.mkdir()
+        command = [sys.executable, "-m", "train", *SMALL, "--model.name=own_here:model"]
+        commands.append(["env", "-C", str(folder), *command])
+        environments.append(clean_environment(**rank_environment(rank, 2, port)))
+    (tmp_path / "host0" / "own_here.py").write_text("import torch\ndef model():\n    return torch.nn.Linear(10, 5)\n")
+    done = run_together(commands, environments)
+    assert [process.returncode for process in done] == [2, 2]
+    for process in done:
+        assert "rank 1 (" in process.stdout
+        assert "model.name: no module 'own_here' here" in process.stdout
+    assert not list(tmp_path.glob("*/runs/*"))
+
+
 def test_a_loss_that_is_no_number_names_step_rank_and_samples(tmp_path: Path) -> None:
     (tmp_path / "own_nan.py").write_text(
         "import torch\n"

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from tests.ranks import free_port
+from train import meeting
 from train import runtime as under_test
 from train.config import RuntimeConfig
 from train.errors import JoinError, UsageError
@@ -271,7 +272,7 @@ def place(rank: int, world_size: int, port: int, host: str = "127.0.0.1") -> Ide
 
 def test_ranks_that_never_come_are_named_with_those_that_did() -> None:
     with pytest.raises(JoinError) as caught:
-        under_test._meet(place(0, 4, free_port()), "node-a", 0.2)
+        meeting.meet(place(0, 4, free_port()), "node-a", 0.2)
     words = str(caught.value)
     assert words.startswith("rank 1, 2, 3 of 4 did not join within 0.2 s; rank 0 (node-a) did: ")
     assert "--runtime.join_timeout_s" in words
@@ -291,13 +292,13 @@ def test_a_first_rank_that_never_comes_is_named_where_the_launcher_keeps_the_sto
 
     monkeypatch.setattr(time, "sleep", sleep)
     with pytest.raises(JoinError, match=r"rank 0 of 2 did not join within 0\.2 s; rank 1 \(node-b\) did"):
-        under_test._meet(place(1, 2, port), "node-b", 0.2)
+        meeting.meet(place(1, 2, port), "node-b", 0.2)
     del agents
 
 
 def test_many_missing_ranks_are_counted_rather_than_listed() -> None:
     with pytest.raises(JoinError) as caught:
-        under_test._meet(place(0, 100, free_port()), "node-a", 0.05)
+        meeting.meet(place(0, 100, free_port()), "node-a", 0.05)
     words = str(caught.value)
     assert words.startswith("rank 1, 2, 3, ")
     assert " more of 100 did not join within 0.05 s" in words
@@ -312,7 +313,7 @@ def test_a_port_in_use_is_told_as_such() -> None:
         with pytest.raises(
             UsageError, match=rf"port {port} is already in use on .*give all ranks another --master-port"
         ):
-            under_test._meet(place(0, 2, port), "node-a", 0.5)
+            meeting.meet(place(0, 2, port), "node-a", 0.5)
 
 
 @pytest.mark.parametrize(
@@ -326,9 +327,9 @@ def test_a_port_in_use_is_told_as_such() -> None:
 def test_a_master_that_cannot_be_reached_is_told_why(host: str, words: str) -> None:
     port = free_port()
     with pytest.raises(JoinError) as caught:
-        under_test._meet(place(1, 2, port, host), "node-b", 0.3)
+        meeting.meet(place(1, 2, port, host), "node-b", 0.3)
     assert str(caught.value).startswith(f"rank 1 could not reach rank 0 at {host}:{port} within 0.3 s ({words}")
 
 
 def test_a_lone_rank_meets_nobody() -> None:
-    assert under_test._meet(Identity(), "node-a", 0.1) is not None
+    assert meeting.meet(Identity(), "node-a", 0.1) is not None

@@ -141,28 +141,29 @@ def _ahead(windows: Iterable[Window], device: torch.device) -> Iterator[Window]:
     """Copy each window to the GPU on a stream of its own while the one before is computed."""
     stream = torch.cuda.Stream(device)
 
-    def copy(window: Window) -> Window:
+    def copy(window: Window) -> tuple[Window, torch.cuda.Event]:
         with torch.cuda.stream(stream):
-            return [
+            copies = [
                 Micro(tuple(_pinned(t).to(device, non_blocking=True) for t in micro.tensors), micro.is_padding)
                 for micro in window
             ]
+            return copies, stream.record_event()
 
-    def arrived(window: Window) -> Window:
+    def arrived(window: Window, copied: torch.cuda.Event) -> Window:
         current = torch.cuda.current_stream(device)
-        current.wait_stream(stream)
+        current.wait_event(copied)  # of this window only: the next one's copy goes on beside
         for micro in window:
             for tensor in micro.tensors:
                 tensor.record_stream(current)  # else its memory could be reused while `current` still reads it
         return window
 
-    waiting: Window | None = None
+    waiting: tuple[Window, torch.cuda.Event] | None = None
     for window in windows:
-        copied, waiting = waiting, copy(window)
-        if copied is not None:
-            yield arrived(copied)
+        ready, waiting = waiting, copy(window)
+        if ready is not None:
+            yield arrived(*ready)
     if waiting is not None:
-        yield arrived(waiting)
+        yield arrived(*waiting)
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:

@@ -41,7 +41,8 @@ class Checkpoints:
         target = self.folder / f"step-{step:08}"
         aside = self.folder / f".writing-{target.name}"
         try:
-            shutil.rmtree(aside, ignore_errors=True)
+            for left in (*self.folder.glob(".writing-*"), *self.folder.glob(".replaced-*")):  # by a killed save
+                shutil.rmtree(left, ignore_errors=True)
             aside.mkdir(parents=True)
             torch.save(state, aside / _FILE)
             manifest = {"step": step, "files": {_FILE: _hash(aside / _FILE)}, "torch": torch.__version__}

@@ -71,7 +71,7 @@ class DataConfig:
     block_size: int = 128
     """Length of a training window, in tokens (text, tokens)"""
     vocab_size: int = 50304
-    """Number of different tokens (tokens); the default is GPT-2's 50257, padded"""
+    """Number of different tokens (tokens, and a gpt on your own data); the default is GPT-2's 50257, padded"""
     val_fraction: float = 0.02
     """Share held out for validation: by file where there are several, else the tail"""
     size: int = 1000

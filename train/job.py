@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
-import re
-import signal
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
 
-from train import checkpoint, loop, summary
-from train.checkpoint import Checkpoints, State
+from train import loop, summary
+from train.collective_errors import in_words
 from train.config import Config
 from train.data import Batches, Data, Order, open_data
-from train.errors import CheckpointError, ContactError, MusterError, UsageError, WaitError
+from train.errors import CheckpointError, MusterError, UsageError
 from train.identity import Identity, stable_run_id
 from train.metrics import Metrics
 from train.models import Objective, build_loss, build_model
@@ -29,14 +23,14 @@ from train.options import LaunchOptions
 from train.precision import Precision
 from train.progress import StepLine, log, log_to_file
 from train.replicas import check_replicas
+from train.resume import resume
 from train.run_folder import RunFolder, open_run
 from train.runtime import Runtime
 from train.seam import Exit
-from train.state import Job, restore
+from train.state import Job
+from train.stop import StopRequest
 from train.strategies import STRATEGIES, DataParallel, make_strategy
 
-_OF_A_COLLECTIVE = re.compile("gloo|nccl|connection (closed|reset) by peer|broken pipe|pair closure", re.IGNORECASE)
-_TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 ADVICE = {
     "config": "start every rank with the same recipe and the same options",
     "torch": "install the same torch on every host",
@@ -49,16 +43,24 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
     stop = StopRequest()
     needs_group = STRATEGIES[config.strategy.name].needs_group
     runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
-    with _in_words(runtime, lambda: "while starting"):
+    with in_words(runtime, lambda: "while starting"):
         data = runtime.together(lambda: open_data(config.data, config.train.seed))
         runtime.agree({"config": config.digest(), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
         job = build(config, runtime, data, stop)  # before there is a folder: what is refused leaves none
         folder, path = _open_folder(config, options, runtime)
+        try:
+            resume(job, options, folder)
+        except UsageError:
+            if folder is not None:
+                folder.release()
+            raise
+        _describe(job, folder, path)
     log.info(f"{_ranks(runtime)} · {data.words}")
     outcome, code, cause = "failed", Exit.RANK_FAILED, None
     try:
-        with _in_words(runtime, lambda: f"in step {job.progress.step + 1}"):
-            finished = _train(job, options, folder, path)
+        with in_words(runtime, lambda: f"in step {job.progress.step + 1}"):
+            stop.listen(quietly=me.rank != 0)
+            finished = _train(job, folder, path)
         is_saved = job.progress.saved_step == job.progress.step
         if finished:
             outcome, code = "finished", Exit.FINISHED
@@ -110,11 +112,8 @@ def build(config: Config, runtime: Runtime, data: Data, stop: Callable[[], bool]
     )
 
 
-def _train(job: Job, options: LaunchOptions, folder: RunFolder | None, path: Path) -> bool:
-    """From the checkpoint, if any, to the end or to a stop; whether it came to the end."""
-    if folder is not None:
-        job.checkpoints = Checkpoints(path / "checkpoints", job.config.train.keep_checkpoints)
-    resume(job, options, folder)
+def _train(job: Job, folder: RunFolder | None, path: Path) -> bool:
+    """To the end or to a stop; whether it came to the end."""
     if folder is not None:
         job.metrics = Metrics(path, after_step=job.progress.step, tensorboard=job.config.train.tensorboard)
     job.line.start(job.progress.step)
@@ -132,77 +131,8 @@ def _train(job: Job, options: LaunchOptions, folder: RunFolder | None, path: Pat
     return finished
 
 
-def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
-    """Go on from a checkpoint, if there is one and it is wanted: rank 0 reads it, the others get it from there."""
-    found: State | str | None = None
-    if folder is not None:
-        try:
-            found = _find_state(job, options, folder)
-        except (MusterError, OSError) as error:
-            found = str(error)
-    problem = job.runtime.broadcast(found if isinstance(found, str) else None)
-    if problem is not None:
-        raise UsageError(f"--resume {options.resume}: {problem}")
-    assert not isinstance(found, str)
-    state = checkpoint.share(found, job.runtime)
-    if state is not None:
-        restore(job, state)
-        log.info(f"going on from step {job.progress.step} of {job.steps}")
-
-
-def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | None:
-    if options.resume == "none":
-        return None
-    if options.resume != "auto":
-        given = Path(options.resume)
-        if (given / "checkpoints").is_dir():
-            given = given / "checkpoints"
-        if (given / "manifest.json").exists():
-            state = checkpoint.load(given)
-        else:
-            newest = Checkpoints(given, keep=1).newest()
-            if newest is None:
-                raise UsageError(
-                    f"{given} is neither a checkpoint nor a run folder that holds one (nor the word auto or none)"
-                )
-            state = newest[0]
-        folder.refuse_other_config(state["config"], job.config, options.resume)
-        return state
-    assert job.checkpoints is not None
-    newest = job.checkpoints.newest()
-    if newest is None:
-        return None
-    state, path, damaged = newest
-    folder.refuse_other_config(state["config"], job.config)
-    for words in damaged:
-        log.warning(f"{words}; taking {path.name} instead")
-    return state
-
-
-class StopRequest:
-    """Asked to stop: SIGTERM, SIGUSR2 or Ctrl-C once. Ctrl-C again, a second later, ends at once."""
-
-    def __init__(self) -> None:
-        self._since: float | None = None
-        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
-            signal.signal(number, self._ask)
-
-    def __call__(self) -> bool:
-        """Whether somebody asked."""
-        return self._since is not None
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
-        # A terminal sends Ctrl-C to the launcher and the ranks, and the launcher passes it on: that is one request.
-        if number == signal.SIGINT and self._since is not None and now - self._since > 1.0:
-            raise KeyboardInterrupt
-        if self._since is None:
-            self._since = now
-            log.info("stopping after this step, then saving (Ctrl-C again ends at once, unsaved)")
-
-
 def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tuple[RunFolder | None, Path]:
-    """Rank 0 chooses and locks the run folder; every rank logs below its own host's folder of that name."""
+    """Rank 0 chooses and locks the run folder; the others have one of that name, on their own disk or the same."""
     folder: RunFolder | None = None
     told: tuple[str, str] = ("", "")
     if runtime.rank == 0:
@@ -214,7 +144,12 @@ def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tu
     run_id, problem = runtime.broadcast(told)
     if problem:
         raise UsageError(problem)
-    path = Path(options.runs_dir) / run_id
+    return folder, Path(options.runs_dir) / run_id
+
+
+def _describe(job: Job, folder: RunFolder | None, path: Path) -> None:
+    """From here on there is a run: a log on every rank, and what it is, by rank 0."""
+    runtime = job.runtime
     hosts = list(dict.fromkeys(runtime.gather(runtime.host)))
     try:
         log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
@@ -222,9 +157,8 @@ def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tu
         raise UsageError(f"--runs-dir: rank {runtime.rank} ({runtime.host}) cannot write its log: {error}") from None
     log.info(f"run folder {path}")
     if folder is not None:
-        for changed in folder.describe(config, _environment(config, runtime, hosts)):
+        for changed in folder.describe(job.config, _environment(job.config, runtime, hosts)):
             log.warning(f"{changed}: from here on equal to rounding, not to the last bit")
-    return folder, path
 
 
 def _environment(config: Config, runtime: Runtime, hosts: list[str]) -> dict[str, Any]:
@@ -248,23 +182,3 @@ def _ranks(runtime: Runtime) -> str:
     return (
         f"{count} on {runtime.device.type} by {runtime.backend}" if runtime.joined else f"{count} on {runtime.device}"
     )
-
-
-@contextmanager
-def _in_words(runtime: Runtime, when: Callable[[], str]) -> Iterator[None]:
-    """Turn the error of a collective into words for the user: it is the victim's, the culprit's log tells more."""
-    try:
-        yield
-    except (dist.DistError, RuntimeError) as error:
-        text = str(error)
-        if not (isinstance(error, dist.DistError) or _OF_A_COLLECTIVE.search(text)):
-            raise
-        who = f"rank {runtime.rank} ({runtime.host})"
-        if _TIMED_OUT.search(text):
-            raise WaitError(
-                f"{who} waited in vain for other ranks {when()}: one of them hangs, or its host is cut off; "
-                "their logs tell which (a longer wait: --runtime.step_timeout_s)"
-            ) from error
-        raise ContactError(
-            f"{who} lost contact with another rank {when()}: that one ended first, its log tells why"
-        ) from error

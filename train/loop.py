@@ -71,11 +71,11 @@ def fit(job: Job) -> bool:  # noqa: PLR0915
             pending = None
         if config.train.check_replicas_every and (is_last_step or _every(config.train.check_replicas_every, step)):
             check_replicas(job.objective.model, runtime, step)
-        if saves:
-            save(job)
         if evaluates:
             progress.evaluation = evaluate(job)
             meter.note_evaluation(progress.evaluation)
+        if saves:
+            save(job)
         if evaluates or saves:
             meter.restart()
         if is_last_step:
@@ -89,7 +89,8 @@ def evaluate(job: Job) -> Evaluation:
     The bare model runs, without the strategy's wrapper: a rank with fewer samples, or none, keeps nobody waiting.
     """
     config, runtime = job.config, job.runtime
-    micro_size = config.batch.micro_size or max(1, config.batch.global_size // runtime.world_size)
+    parts = runtime.world_size * (config.batch.accumulation or 1)
+    micro_size = config.batch.micro_size or max(1, config.batch.global_size // parts)
     sums = torch.zeros(5, dtype=torch.float64, device=runtime.device)
     job.objective.eval()
     with torch.no_grad():

@@ -15,18 +15,32 @@ from train.errors import JoinError, UsageError
 from train.identity import Identity, is_loopback
 
 
-def meet(me: Identity, host: str, timeout_s: float) -> Store:
-    """The store where all ranks have signed in. Raises JoinError naming the ranks that did not."""
+def meet(me: Identity, card: str, timeout_s: float) -> tuple[Store, list[str]]:
+    """The store in which all ranks have signed in, and what each wrote there, in rank order.
+
+    Args:
+        me: this rank's place.
+        card: what to write; the host's name first.
+        timeout_s: all must have come by then.
+
+    Raises:
+        JoinError: names the ranks that did not come.
+        UsageError: the port or the rank is taken.
+    """
     if me.world_size == 1:
-        return HashStore()
-    assert me.master_addr is not None and me.master_port is not None
+        return HashStore(), [card]
     deadline = time.monotonic() + timeout_s
     store = _open_store(me, timeout_s)
     # A restart by torchrun meets in the same store: each attempt gets names of its own.
     store = PrefixStore(f"muster/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
     names = [f"host/{rank}" for rank in range(me.world_size)]
     try:
-        store.set(names[me.rank], host)
+        if store.add(f"seat/{me.rank}", 1) > 1:
+            raise UsageError(
+                f"rank {me.rank} has joined at {me.master_addr}:{me.master_port} already: another job uses this port, "
+                "or two processes were given the same rank; give this job another --master-port (or MASTER_PORT)"
+            )
+        store.set(names[me.rank], card)
         while not store.check(names):
             # Rank 0 judges; the others wait a little longer, in case it is rank 0 that never comes.
             if time.monotonic() > deadline + (0.0 if me.rank == 0 else 2.0):
@@ -36,12 +50,12 @@ def meet(me: Identity, host: str, timeout_s: float) -> Store:
                 _leave(me, store, names)
                 raise JoinError(verdict)
             time.sleep(0.02)
+        return store, [store.get(name).decode() for name in names]
     except dist.DistError as error:
         raise JoinError(
             f"rank {me.rank} lost rank 0's store at {me.master_addr}:{me.master_port} while joining ({error}): "
             "rank 0 has ended; see its log"
         ) from None
-    return store
 
 
 def _leave(me: Identity, store: Store, names: Sequence[str]) -> None:
@@ -91,7 +105,7 @@ def _who_is_missing(me: Identity, store: Store, timeout_s: float) -> str:
     for rank in range(me.world_size):
         name = f"host/{rank}"
         if store.check([name]):
-            here.append(f"{rank} ({store.get(name).decode()})")
+            here.append(f"{rank} ({store.get(name).decode().split()[0]})")
         else:
             missing.append(str(rank))
     return (

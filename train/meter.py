@@ -29,14 +29,13 @@ class Meter:
 
     def __init__(self, job: Job) -> None:
         self._job = job
-        self._row_items = 0.0
+        self._row_items = self._row_seconds = 0.0
         self.started = time.time()
         self.restart()
 
     def restart(self) -> None:
-        """Start measuring speed anew, so that evaluation and saving do not count."""
-        self._since = time.perf_counter()
-        self._row_items = 0.0
+        """Go on measuring from here: what was since the last step (an evaluation, a save) is no step's time."""
+        self._mark = time.perf_counter()
 
     def note(self, done: Step) -> bool:
         """Take one step's totals; whether some rank was asked to stop. Raises NonFiniteError."""
@@ -44,17 +43,19 @@ class Meter:
         totals = done.tally.read()
         if not math.isfinite(totals.loss_sum):
             raise NonFiniteError(_blame(job, done.tally, totals.loss_sum))
+        now = time.perf_counter()
         job.progress.items += totals.count
+        job.progress.seconds += now - self._mark
         self._row_items += totals.count
-        elapsed = time.perf_counter() - self._since
-        speed = self._row_items / elapsed
+        self._row_seconds += now - self._mark
+        self._mark = now
+        speed = self._row_items / max(self._row_seconds, 1e-9)
         if step % job.config.train.log_every == 0 or step == job.steps:
-            job.progress.seconds += elapsed
             if job.metrics is not None:
                 norm = math.nan if done.norm is None else float(done.norm)
                 row = {"loss": totals.loss, "lr": done.lr, "grad_norm": norm, "items_per_s": speed}
                 job.metrics.write(step, {"time_s": time.time() - self.started, **row})
-            self.restart()
+            self._row_items = self._row_seconds = 0.0
         job.line.update(step, totals.loss, done.lr, speed)
         return totals.stops > 0
 

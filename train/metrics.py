@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
+
+from train.progress import log
 
 
 class Metrics:
@@ -22,6 +26,7 @@ class Metrics:
         _cut_back(path, after_step)
         self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
         self._board: Any = None
+        self._warned = False
         if tensorboard:
             from torch.utils.tensorboard import SummaryWriter
 
@@ -30,16 +35,29 @@ class Metrics:
     def write(self, step: int, values: dict[str, float]) -> None:
         """One row. A value that is no finite number becomes null: JSON has no other word for it."""
         row = {name: value if math.isfinite(value) else None for name, value in values.items()}
-        self._file.write(json.dumps({"step": step, **row}) + "\n")
-        if self._board is not None:
-            for name, value in values.items():
-                self._board.add_scalar(name, value, step)
+        with self._or_warn():
+            self._file.write(json.dumps({"step": step, **row}) + "\n")
+            if self._board is not None:
+                for name, value in values.items():
+                    self._board.add_scalar(name, value, step)
 
     def close(self) -> None:
         """Write out what is buffered."""
-        self._file.close()
+        with self._or_warn():
+            self._file.close()
         if self._board is not None:
-            self._board.close()
+            with self._or_warn():
+                self._board.close()
+
+    @contextmanager
+    def _or_warn(self) -> Iterator[None]:
+        """A full disk costs rows, not the run; said once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._warned:
+                log.warning(f"cannot write metrics ({error}): rows are lost, training goes on")
+            self._warned = True
 
 
 def _cut_back(path: Path, after_step: int) -> None:

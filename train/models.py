@@ -127,8 +127,7 @@ def build_model(config: ModelConfig, spec: Spec, block_size: int) -> nn.Module:
         layers, heads, width = config.layers or layers, config.heads or heads, config.width or width
         if width % (2 * heads):
             raise UsageError(f"model.heads: width {width} / heads {heads} must be a whole, even number")
-        vocab_size = spec.outputs or 256
-        return GPT(vocab_size, block_size, layers, heads, width, config.dropout, config.checkpoint_activations)
+        return GPT(spec.outputs, block_size, layers, heads, width, config.dropout, config.checkpoint_activations)
     if config.name in ("mlp", "linear"):
         if spec.kind == "own":
             raise UsageError(f"model.name: {config.name} cannot know the shape of your own data; bring a model too")
@@ -207,8 +206,9 @@ class Objective(nn.Module):
         return losses.sum(), torch.tensor(losses.numel(), device=losses.device), output
 
 
-def count_correct(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def count_correct(output: Any, target: torch.Tensor) -> torch.Tensor:
     """(targets that the largest output names, targets): both 0 where targets are not classes. int64 [2]."""
-    if target.is_floating_point() or output.dim() != target.dim() + 1:
+    is_one_a_target = isinstance(output, torch.Tensor) and output.shape[:-1] == target.shape
+    if target.is_floating_point() or not is_one_a_target:
         return torch.zeros(2, dtype=torch.int64, device=target.device)
     return torch.stack(((output.argmax(-1) == target).sum(), (target != -100).sum()))

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from train.config import OptimConfig
+from train.errors import UsageError
 
 
 def build_optimizer(model: nn.Module, config: OptimConfig, *, scaled: bool) -> torch.optim.Optimizer:
@@ -18,8 +19,13 @@ def build_optimizer(model: nn.Module, config: OptimConfig, *, scaled: bool) -> t
         config: which one, and its settings.
         scaled: gradients come from a scaler. Fused optimizers then hide a skipped step inside the kernel, and
             the schedule could not wait for it.
+
+    Raises:
+        UsageError: nothing to train.
     """
     trainable = [p for p in model.parameters() if p.requires_grad]
+    if not trainable:
+        raise UsageError("model.name: the model has no parameter that requires a gradient: there is nothing to train")
     groups = [
         {"params": [p for p in trainable if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in trainable if p.dim() < 2], "weight_decay": 0.0},

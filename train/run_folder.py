@@ -10,6 +10,7 @@ import json
 import os
 import re
 import secrets
+import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -21,9 +22,10 @@ import yaml
 from train.config import Config
 from train.errors import UsageError
 from train.options import LaunchOptions
+from train.progress import log
 
 _MAY_CHANGE = re.compile(
-    r"(strategy|runtime|optim|precision)\.|batch\.(micro_size|accumulation)|data\.(loader|workers|cache_dir)|model\.(compile|checkpoint)"
+    r"(strategy|runtime|precision)\.|optim\.(?!name)|batch\.(micro_size|accumulation)|data\.(loader|workers|cache_dir)|model\.(compile|checkpoint)"
     r"|train\.(?!seed)"
 )
 """Fields that may differ when a run goes on; model, data, seed and global batch may not."""
@@ -38,6 +40,13 @@ class RunFolder:
     def __init__(self, path: Path, lock: IO[str]) -> None:
         self.path = path
         self._lock = lock
+        self._is_new = not (path / "environment.json").exists()
+
+    def release(self) -> None:
+        """Leave it as it was found: nothing has been started. A new one goes."""
+        if self._is_new:
+            shutil.rmtree(self.path, ignore_errors=True)
+        self._lock.close()
 
     @property
     def run_id(self) -> str:
@@ -46,22 +55,16 @@ class RunFolder:
 
     def describe(self, config: Config, environment: Mapping[str, Any]) -> list[str]:
         """Write `config.yaml` and `environment.json`; words on the facts that were others when the run was last on."""
-        before = self._environment()
+        before = _environment(self.path)
         changed = [
             f"{name} was {before[name]!r} and is {environment[name]!r}"
             for name in BITS_DEPEND_ON
             if name in before and before[name] != environment[name]
         ]
+        (self.path / "verdict.json").unlink(missing_ok=True)  # it goes on: not finished any more
         _write(self.path / "config.yaml", yaml.safe_dump(config.as_dict(), sort_keys=False))
         _write(self.path / "environment.json", json.dumps(environment, indent=1) + "\n")
         return changed
-
-    def _environment(self) -> dict[str, Any]:
-        try:
-            found = json.loads((self.path / "environment.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
     def conclude(self, outcome: str, exit_code: int, step: int, **more: Any) -> None:
         """Write `verdict.json`."""
@@ -71,17 +74,17 @@ class RunFolder:
         }  # fmt: skip
         _write(self.path / "verdict.json", json.dumps({**verdict, **more}, indent=1) + "\n")
 
-    def refuse_other_config(self, before: Mapping[str, Any], config: Config, name: str | None = None) -> None:
-        """Raise UsageError naming the fields in which the run to go on with was another one."""
-        differs = [
-            f"{name}: it has {old!r}, this config {new!r}"
-            for name, old, new in _differences(before, config.as_dict())
-            if not _MAY_CHANGE.match(name)
-        ]
-        if differs:
-            name = name or f"run {self.run_id}"
-            words = f"{name} was made with another config; go on with its own, or start anew (--resume none)"
-            raise UsageError([words, *differs])
+
+def refuse_other_config(before: Mapping[str, Any], config: Config, name: str) -> None:
+    """Raise UsageError naming the fields in which the run to go on with was another one."""
+    differs = [
+        f"{field}: it has {old!r}, this config {new!r}"
+        for field, old, new in _differences(before, config.as_dict())
+        if not _MAY_CHANGE.match(field)
+    ]
+    if differs:
+        words = f"{name} was made with another config; go on with its own, or start anew (--resume none)"
+        raise UsageError([words, *differs])
 
 
 def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -> RunFolder:
@@ -96,7 +99,7 @@ def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -
         UsageError: the folder cannot be made, or another job holds it.
     """
     runs = Path(options.runs_dir)
-    run_id = options.run_id or suggested_id
+    run_id = options.run_id or _own_part(runs, suggested_id, config)
     try:
         if run_id is None and options.resume == "auto":
             for path in _unfinished(runs, config.digest()):
@@ -114,6 +117,14 @@ def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -
     return RunFolder(path, lock)
 
 
+def _own_part(runs: Path, suggested_id: str | None, config: Config) -> str | None:
+    """The suggested name; with the config's digest where another job of the same allocation has it already."""
+    if suggested_id is None:
+        return None
+    digest = _environment(runs / suggested_id).get("config_digest", config.digest())
+    return suggested_id if digest == config.digest() else f"{suggested_id}-{config.digest()[:6]}"
+
+
 def is_finished(path: Path) -> bool:
     """Whether a run came to its end."""
     try:
@@ -122,15 +133,19 @@ def is_finished(path: Path) -> bool:
         return False
 
 
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads((path / "environment.json").read_text())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def _unfinished(runs: Path, digest: str) -> list[Path]:
     """Runs of this config that did not come to their end, newest first."""
     found = []
     for path in runs.glob("*/environment.json"):
-        try:
-            same = json.loads(path.read_text()).get("config_digest") == digest
-        except (OSError, ValueError, AttributeError):
-            continue
-        if same and not is_finished(path.parent):
+        if _environment(path.parent).get("config_digest") == digest and not is_finished(path.parent):
             found.append((path.stat().st_mtime, path.parent))
     return [path for _, path in sorted(found, reverse=True)]
 
@@ -139,9 +154,11 @@ def _try_lock(path: Path) -> IO[str] | None:
     lock = (path / ".lock").open("a+", encoding="utf-8")
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # released by the kernel when this process ends, however
-    except OSError:
+    except BlockingIOError:
         lock.close()
         return None
+    except OSError as error:
+        log.warning(f"{path} cannot be locked ({error.strerror}): make sure that no second job writes there")
     lock.truncate(0)
     lock.write(f"process {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}\n")
     lock.flush()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
@@ -16,6 +16,8 @@ from train.errors import UsageError
 from train.identity import Identity
 from train.meeting import meet
 from train.network import interface_towards, interfaces
+from train.progress import log
+from train.seeds import mix
 
 Phase = Literal["step", "evaluation", "saving"]
 T = TypeVar("T")
@@ -46,7 +48,6 @@ class Runtime:
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
         if group or me.world_size > 1:
-            _set_interface(me, config)
             self._join(config)
 
     @property
@@ -69,7 +70,10 @@ class Runtime:
         return self._groups.get(phase)
 
     def _join(self, config: RuntimeConfig) -> None:
-        store = meet(self.me, self.host, config.join_timeout_s)
+        gpu = str(torch.cuda.get_device_properties(self.device).uuid) if self.device.type == "cuda" else ""
+        store, cards = meet(self.me, f"{self.host} {gpu}", config.join_timeout_s)
+        self._share_gpus(cards, config)
+        _set_interface(self.me, config, spans_hosts=len({card.split()[0] for card in cards}) > 1)
         store.set_timeout(timedelta(seconds=config.step_timeout_s))
         dist.init_process_group(
             self.backend,
@@ -85,6 +89,17 @@ class Runtime:
         waits: dict[Phase, float] = {"evaluation": config.eval_timeout_s, "saving": config.save_timeout_s}
         for phase, wait_s in waits.items():
             self._groups[phase] = dist.new_group(backend="gloo", timeout=timedelta(seconds=wait_s))
+
+    def _share_gpus(self, cards: Sequence[str], config: RuntimeConfig) -> None:
+        """NCCL wants a GPU for each rank; where two have one between them, Gloo carries the tensors instead."""
+        if self.backend != "nccl" or len(set(cards)) == len(cards):
+            return
+        twins = [str(rank) for rank, card in enumerate(cards) if cards.count(card) > 1]
+        if config.backend == "nccl":
+            raise UsageError(f"runtime.backend: nccl needs a GPU for each rank, but ranks {', '.join(twins)} share one")
+        self.backend = "gloo"
+        if self.rank == 0:
+            log.warning(f"ranks {', '.join(twins)} share a GPU: using gloo, which is slower than nccl")
 
     def gather(self, value: Any, phase: Phase = "saving") -> list[Any]:
         """Each rank's value, in rank order, on every rank. For small things: it pickles."""
@@ -166,17 +181,6 @@ class Runtime:
             self._groups = {}
 
 
-def mix(*numbers: int) -> int:
-    """Numbers into one seed of 63 bits, so that near inputs give far seeds (splitmix64's finalizer)."""
-    state = 0
-    for number in numbers:
-        state = (state + number + 0x9E3779B97F4A7C15) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & 0xFFFFFFFFFFFFFFFF
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & 0xFFFFFFFFFFFFFFFF
-        state ^= state >> 31
-    return state >> 1
-
-
 def _choose_device(me: Identity, config: RuntimeConfig) -> torch.device:
     """The rank's device by logical index: CUDA_VISIBLE_DEVICES has already renumbered them from 0."""
     count = torch.cuda.device_count() if config.device != "cpu" else 0
@@ -209,14 +213,17 @@ def _choose_backend(config: RuntimeConfig, device: torch.device) -> str:
     return "nccl" if device.type == "cuda" and dist.is_nccl_available() else "gloo"
 
 
-def _set_interface(me: Identity, config: RuntimeConfig) -> None:
+def _set_interface(me: Identity, config: RuntimeConfig, *, spans_hosts: bool) -> None:
     """Give Gloo and NCCL one concrete interface each, unless the user has: the one that routes to the master."""
     if me.world_size == 1 or me.master_addr is None:
         return
     known = interfaces()
     if config.interface and config.interface not in known:
         raise UsageError(f"runtime.interface: this host has no {config.interface!r}; it has {', '.join(known)}")
-    name = config.interface or interface_towards(me.master_addr, spans_hosts=me.spans_hosts)
+    name = config.interface or interface_towards(me.master_addr, spans_hosts=spans_hosts)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
-        if config.interface or (name and not os.environ.get(variable)):
-            os.environ[variable] = name or ""
+        given = os.environ.get(variable)
+        if given and not config.interface:
+            log.info(f"{variable}={given} is set: taken as it is")
+        elif name:
+            os.environ[variable] = name

@@ -81,7 +81,7 @@ def state_of(job: Job) -> State:
             "saved_step": job.progress.step,
             "best_eval_loss": job.progress.best_eval_loss,
         },
-        "random": {"seed": job.config.train.seed, "rule": "reseeded before each step from (seed, step, rank)"},
+        "data": job.data.fingerprint,
         "config": job.config.as_dict(),
     }
 
@@ -89,7 +89,10 @@ def state_of(job: Job) -> State:
 def restore(job: Job, state: State) -> None:
     """Take up a checkpoint's state: strict, on every rank."""
     job.objective.model.load_state_dict(state["model"])
+    asked = [{k: v for k, v in group.items() if k != "params"} for group in job.optimizer.param_groups]
     job.optimizer.load_state_dict(state["optimizer"])
+    for group, now in zip(job.optimizer.param_groups, asked, strict=True):
+        group.update(now)  # the moments are the checkpoint's, the settings those of today's config
     job.precision.load(state["scaler"])
     job.progress = Progress(**state["progress"])
 

@@ -58,6 +58,9 @@ def _results(job: Job, folder: Path) -> list[tuple[str, str]]:
     if progress.seconds:
         summary["items_per_s"] = progress.items / progress.seconds
         rows.append(("throughput", f"{summary['items_per_s']:,.0f} {spec.item}/s"))
+    if progress.updates < progress.step:
+        skipped = progress.step - progress.updates
+        rows.append(("updates skipped", f"{skipped} of {progress.step}: gradients were infinite in fp16"))
     rows.append(("training took", f"{progress.seconds:.1f} s"))
     rows.append(("run folder", str(folder)))
     (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")

@@ -20,7 +20,8 @@ from train import runtime as under_test
 from train.config import RuntimeConfig
 from train.errors import JoinError, UsageError
 from train.identity import Identity
-from train.runtime import Runtime, mix
+from train.runtime import Runtime
+from train.seeds import mix
 
 UNKNOWN = ".".join(["x" * 60] * 5)  # too long a name: no resolver asks for it
 CPU = RuntimeConfig(device="cpu")

@@ -291,7 +291,7 @@ def test_a_full_disk_is_told_and_leaves_nothing_half_written(
         def full(path: Path, content: bytes) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        patch.setattr(Path, "write_bytes", full)
+        patch.setattr(Path, "write_text", full)
         with pytest.raises(UsageError, match=r"\(the disk is full\); free some space or give another folder"):
             prepare(config)
     assert [path.suffix for path in Path(cache).iterdir()] == [".lock"]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import random
-import sys
+import signal
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from train.config import BatchConfig, DataConfig
 from train.data.order import Order, cut, micro_batches
 from train.data.sources import Batch, Samples
+from train.seeds import mix
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,16 +54,19 @@ class Batches:
         return _ahead(windows, self._device) if self._device.type == "cuda" else windows
 
     def _gathered(self, first: int, stop: int) -> Iterator[Window]:
+        order = self.sampler.order
         for index in range(first, stop):
-            yield [Micro(self._samples.gather(ids), padding) for ids, padding in self.sampler.window(index)]
+            seed = mix(order.seed, index // order.batches_per_epoch)
+            yield [Micro(self._samples.gather(ids, seed), padding) for ids, padding in self.sampler.window(index)]
 
     def _loaded(self, first: int, stop: int) -> Iterator[Window]:
         """The tutorial's way: a DataLoader with workers, pinned memory, a sampler told the epoch."""
         sampler = self.sampler
         loader = DataLoader(
             _Fetched(self._samples, sampler.order.seed),
-            batch_sampler=sampler,
+            batch_sampler=_WithEpoch(sampler),
             num_workers=self._data.workers,
+            worker_init_fn=_leave_signals_to_the_rank,
             collate_fn=_as_fetched,
             pin_memory=self._device.type == "cuda",
             persistent_workers=self._data.workers > 0,
@@ -117,20 +120,36 @@ class GlobalBatchSampler(DistributedSampler[int]):
         return sum(1 for _ in self)
 
 
+class _WithEpoch:
+    """A sampler's micro-batches with the epoch before the ids: workers are told nothing else."""
+
+    def __init__(self, sampler: GlobalBatchSampler) -> None:
+        self._sampler = sampler
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for ids in self._sampler:
+            yield [self._sampler.epoch, *ids]
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
 class _Fetched(Dataset[Batch]):
-    """Whole batches for DataLoader workers; what is random in a batch depends on the batch, not on the worker."""
+    """Whole batches for DataLoader workers: the ones that `gather` gives in the training process."""
 
     def __init__(self, samples: Samples, seed: int) -> None:
         self._samples = samples
         self._seed = seed
 
-    def __getitems__(self, ids: list[int]) -> Batch:
-        seed = hash((self._seed, *ids)) & 0x7FFFFFFF  # of integers only: the same in every process
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if "numpy" in sys.modules:
-            sys.modules["numpy"].random.seed(seed)
-        return self._samples.gather(torch.tensor(ids))
+    def __getitems__(self, epoch_and_ids: list[int]) -> Batch:
+        epoch, *ids = epoch_and_ids
+        return self._samples.gather(torch.tensor(ids), mix(self._seed, epoch))
+
+
+def _leave_signals_to_the_rank(worker: int) -> None:
+    """A stop request to the whole process group must not kill the workers of the step that is still to be finished."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _as_fetched(batch: Any) -> Any:
@@ -167,7 +186,7 @@ def _ahead(windows: Iterable[Window], device: torch.device) -> Iterator[Window]:
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor if tensor.is_pinned() else tensor.pin_memory()
+    return tensor if tensor.is_cuda or tensor.is_pinned() else tensor.pin_memory()
 
 
 def evaluation_batches(

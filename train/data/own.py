@@ -12,6 +12,7 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from train.config import DataConfig
 from train.errors import UsageError
 from train.own import call
+from train.seeds import mix, seed_everything
 
 
 class OwnSamples:
@@ -23,17 +24,26 @@ class OwnSamples:
     def __len__(self) -> int:
         return len(self.dataset)
 
-    def gather(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The batch: by one indexing of a TensorDataset, by its own `gather`, else sample by sample."""
+    def gather(self, ids: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, ...]:
+        """The batch: by one indexing of a TensorDataset, by its own `gather`, else sample by sample.
+
+        What is random in a sample (augmentation) depends on `seed` and its id, not on who fetches it, or after what.
+        """
         if isinstance(self.dataset, TensorDataset):
             return tuple(tensor[ids] for tensor in self.dataset.tensors)
         if hasattr(self.dataset, "gather"):
+            seed_everything(mix(seed, int(ids[0])))
             return tuple(self.dataset.gather(ids))
-        return tuple(default_collate([self.dataset[i] for i in ids.tolist()]))
+        samples = []
+        for place in ids.tolist():
+            seed_everything(mix(seed, place))
+            samples.append(self.dataset[place])
+        return tuple(default_collate(samples))
 
 
-def open_own(config: DataConfig) -> tuple[OwnSamples, OwnSamples, str]:
+def open_own(config: DataConfig, seed: int) -> tuple[OwnSamples, OwnSamples, str]:
     """Training set, validation set, fingerprint. Raises UsageError on anything but two map-style sets of tuples."""
+    seed_everything(seed)  # the same random_split on every rank and at every start
     made = call("data", config.name, config.args)
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise UsageError(f"data.name: {config.name} must return (training set, validation set), not {_kind(made)}")
@@ -58,6 +68,7 @@ def _digest(name: str, dataset: Any) -> bytes:
     length = len(dataset)
     digest = hashlib.sha256(str(length).encode())
     for place in sorted({i * (length - 1) // 7 for i in range(8)} if length else ()):
+        seed_everything(place)
         sample = dataset[place]
         if not isinstance(sample, tuple | list) or len(sample) < 2:
             raise UsageError(f"data.name: samples of {name} must be (input, …, target), not {_kind(sample)}")

@@ -22,8 +22,8 @@ class Samples(Protocol):
 
     def __len__(self) -> int: ...
 
-    def gather(self, ids: torch.Tensor) -> Batch:
-        """The samples with these ids (int64 [n]), in this order."""
+    def gather(self, ids: torch.Tensor, seed: int = 0) -> Batch:
+        """The samples with these ids (int64 [n]), in this order; `seed` decides what is random in them."""
         ...
 
 
@@ -66,7 +66,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.tensors[0])
 
-    def gather(self, ids: torch.Tensor) -> Batch:
+    def gather(self, ids: torch.Tensor, seed: int = 0) -> Batch:
         """Rows of each tensor."""
         return tuple(tensor[ids] for tensor in self.tensors)
 
@@ -82,9 +82,9 @@ def open_data(config: DataConfig, seed: int) -> Data:
     elif config.name in ("regression", "classification"):
         data = _synthetic(config, seed)
     else:
-        train, val, fingerprint = open_own(config)
+        train, val, fingerprint = open_own(config, seed)
         words = f"{config.name}: {len(train):,} samples, {len(val):,} held out"
-        data = Data(Spec("own"), train, val, fingerprint, words)
+        data = Data(Spec("own", config.vocab_size, config.vocab_size), train, val, fingerprint, words)
     for name, samples in (("training", data.train), ("validation", data.val)):
         if len(samples) == 0:
             raise UsageError(f"data.name: {config.name} has no {name} samples ({data.words})")

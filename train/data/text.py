@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,8 @@ from train.config import DataConfig
 from train.errors import UsageError
 
 _DEFAULT_FOLDERS = ("nn", "optim", "distributed", "utils")
-_LAYOUT = 2  # raise it when what is prepared changes, so that old caches are not read
+_LAYOUT = 3  # raise it when what is prepared changes, so that old caches are not read
+_COUNTED = 1 << 26  # bytes that the count model reads
 _SHORTEST = 3  # bytes: a trigram
 Bytes = npt.NDArray[np.uint8]
 
@@ -162,29 +163,30 @@ def _locked(path: Path) -> Iterator[None]:
 def _write(files: list[_File], fraction: float, target: Path) -> None:
     aside = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
-        streams = _streams(files, fraction)
         digest = hashlib.sha256()
-        for name, stream in streams.items():
-            (aside / f"{name}.bin").write_bytes(stream)
-            digest.update(len(stream).to_bytes(8, "little") + stream)
-        index = {
-            "sizes": {name: len(stream) for name, stream in streams.items()},
-            "fingerprint": digest.hexdigest()[:16],
-            "files": len(files),
-        }
+        sizes = {}
+        for name, pieces in _streams(files, fraction).items():
+            with (aside / f"{name}.bin").open("wb") as output:
+                for piece in pieces:
+                    output.write(piece)
+                    digest.update(piece)
+                sizes[name] = output.tell()
+            digest.update(sizes[name].to_bytes(8, "little"))
+        index = {"sizes": sizes, "fingerprint": digest.hexdigest()[:16], "files": len(files)}
         (aside / "index.json").write_text(json.dumps(index))
         aside.rename(target)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
 
-def _streams(files: list[_File], fraction: float) -> dict[str, bytes]:
+def _streams(files: list[_File], fraction: float) -> dict[str, Iterable[bytes]]:
+    """What goes into each part, piece by piece: files, or head and tail where they cannot be divided."""
     train, val = split(files, fraction)
     if val:
-        return {"train": b"".join(map(_read, train)), "val": b"".join(map(_read, val))}
+        return {"train": map(_read, train), "val": map(_read, val)}
     whole = b"".join(map(_read, files))
-    at = len(whole) - max(_SHORTEST, round(len(whole) * fraction))
-    return {"train": whole[: max(0, at)], "val": whole[max(0, at) :]}
+    at = max(0, len(whole) - max(_SHORTEST, round(len(whole) * fraction)))
+    return {"train": [whole[:at]], "val": [whole[at:]]}
 
 
 def _read(file: _File) -> bytes:
@@ -219,16 +221,20 @@ def trigram_loss(train: Bytes, val: Bytes) -> float:
     """Nats a byte of a trigram count model on `val`: what a model of text must beat.
 
     Each order is smoothed towards the one below with weight 5 (Jelinek-Mercer with Witten-Bell-like
-    counts): p(c|ab) = (n(abc) + 5 p(c|b)) / (n(ab) + 5).
+    counts): p(c|ab) = (n(abc) + 5 p(c|b)) / (n(ab) + 5). Of long texts the first 64 MB are counted, 16 MB measured.
     """
     weight = 5.0
+    train, val = train[:_COUNTED], val[: _COUNTED // 4]
+    triples = np.zeros(1 << 24, dtype=np.int64)
+    for start in range(0, len(train) - 2, _COUNTED // 8):  # in parts: numbers of 8 bytes each would need memory
+        a, b, c = (train[start + i : min(start + _COUNTED // 8, len(train) - 2) + i].astype(np.int64) for i in range(3))
+        triples += np.bincount((a * 256 + b) * 256 + c, minlength=1 << 24)
     ones = np.bincount(train, minlength=256).astype(np.float64)
     unigram = (ones + 1) / (ones.sum() + 256)
-    pairs = np.bincount(train[:-1].astype(np.int64) * 256 + train[1:], minlength=1 << 16).reshape(256, 256)
+    seen = triples.reshape(-1, 256).sum(1)
+    pairs = seen.reshape(256, 256).copy()
+    pairs[train[-2], train[-1]] += 1  # the last pair begins no triple
     bigram = (pairs + weight * unigram) / (pairs.sum(1, keepdims=True) + weight)
-    context = train[:-2].astype(np.int64) * 256 + train[1:-1]
-    triples = np.bincount(context * 256 + train[2:], minlength=1 << 24)
-    seen = np.bincount(context, minlength=1 << 16)
     a, b, c = (val[i : len(val) - 2 + i].astype(np.int64) for i in range(3))
     probability = (triples[(a * 256 + b) * 256 + c] + weight * bigram[b, c]) / (seen[a * 256 + b] + weight)
     return float(-np.log(probability).mean())

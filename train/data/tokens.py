@@ -45,7 +45,7 @@ class Windows:
     def __len__(self) -> int:
         return math.ceil(max(0, len(self.stream) - 1) / self.block_size)
 
-    def gather(self, ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gather(self, ids: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """Inputs and targets: int64 [n, block_size]. Past the end of the stream targets are NO_TARGET."""
         places = ids.numpy()[:, None] * self.block_size + self._offsets
         end = len(self.stream) - 1

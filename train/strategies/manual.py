@@ -29,22 +29,28 @@ class Manual(Strategy):
         """Rank 0's weights to all ranks; then plan the buckets."""
         self.module = objective
         for tensor in [*objective.parameters(), *objective.buffers()]:
-            dist.broadcast(tensor.detach(), src=0, group=self.group)
+            first = tensor.detach().contiguous()
+            dist.broadcast(first, src=0, group=self.group)
+            tensor.detach().copy_(first)
         self.buckets = _buckets([p for p in objective.parameters() if p.requires_grad], self.config.bucket_mb)
 
     def reduce_gradients(self) -> None:
         """Send every bucket, then wait for each and hand its pieces back."""
         sent = []
         for bucket in self.buckets:
-            # A parameter that this rank did not use still takes part: another rank may have used it.
+            # A parameter that this rank did not use still takes part: another rank may have used it. How many did
+            # travels along, for a parameter that nobody used has no gradient, which is not the same as a zero one.
             gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in bucket]
-            flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+            users = torch.tensor([float(p.grad is not None) for p in bucket], dtype=bucket[0].dtype)
+            flat = torch.cat([*(gradient.reshape(-1) for gradient in gradients), users.to(bucket[0].device)])
             work = dist.all_reduce(flat, op=dist.ReduceOp.SUM, group=self.group, async_op=True)
-            sent.append((bucket, flat, work))
-        for bucket, flat, work in sent:
+            sent.append((bucket, gradients, flat, work))
+        for bucket, gradients, flat, work in sent:
             work.wait()
-            for parameter, piece in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
-                parameter.grad = piece.view_as(parameter)
+            *pieces, users = flat.split([*(p.numel() for p in bucket), len(bucket)])
+            for parameter, gradient, piece, used in zip(bucket, gradients, pieces, users.tolist(), strict=True):
+                # Into the gradient as it lies in memory: one that is not row by row stays so.
+                parameter.grad = gradient.copy_(piece.view_as(parameter)) if used else None
 
 
 def _buckets(parameters: list[nn.Parameter], size_mb: float) -> list[list[nn.Parameter]]:

@@ -1,0 +1,78 @@
+"""Which checkpoint a run goes on from, and whether it may."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from train import checkpoint
+from train.checkpoint import Checkpoints, State
+from train.errors import MusterError, UsageError
+from train.options import LaunchOptions
+from train.progress import log
+from train.run_folder import RunFolder, refuse_other_config
+from train.state import Job, restore
+
+
+def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
+    """Go on from a checkpoint, if there is one and it is wanted: rank 0 reads it, the others get it from there.
+
+    Raises UsageError on all ranks where it is damaged, of another config or other data, or further than `steps`.
+    """
+    found: State | None = None
+    problem = ""
+    if folder is not None:
+        job.checkpoints = Checkpoints(folder.path / "checkpoints", job.config.train.keep_checkpoints)
+        try:
+            found = _find_state(job, options, folder)
+        except (MusterError, OSError) as error:
+            problem = str(error)
+    problem = job.runtime.broadcast(problem)
+    if problem:
+        raise UsageError([f"--resume {options.resume}: {line}" for line in problem.splitlines()])
+    state = checkpoint.share(found, job.runtime)
+    if state is not None:
+        restore(job, state)
+        log.info(f"going on from step {job.progress.step} of {job.steps}")
+
+
+def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | None:
+    """The state to go on from. A run's own checkpoints come first: the same command always goes on."""
+    assert job.checkpoints is not None
+    has_own = any(job.checkpoints.saved())
+    if options.resume == "none":
+        if has_own:
+            raise UsageError(f"run {folder.run_id} has checkpoints: give another --run-id, or remove {folder.path}")
+        return None
+    if options.resume == "auto" or has_own:
+        newest = job.checkpoints.newest()
+        if newest is None:
+            return None
+        state, path, damaged = newest
+        for words in damaged:
+            log.warning(f"{words}; taking {path.name} instead")
+        name = f"run {folder.run_id}"
+    else:
+        state, name = _given_state(Path(options.resume)), options.resume
+    refuse_other_config(state["config"], job.config, name)
+    if state["data"] != job.data.fingerprint:
+        raise UsageError(
+            f"{name} was trained on other data ({state['data']}, now {job.data.fingerprint}): give it the same "
+            "files, or start anew (--resume none)"
+        )
+    if state["progress"]["step"] > job.steps:
+        raise UsageError(
+            f"{name} has done {state['progress']['step']} steps, but this config ends after {job.steps}: raise "
+            "train.steps, or start anew (--resume none)"
+        )
+    return state
+
+
+def _given_state(given: Path) -> State:
+    if (given / "checkpoints").is_dir():
+        given = given / "checkpoints"
+    if (given / "manifest.json").exists():
+        return checkpoint.load(given)
+    newest = Checkpoints(given, keep=1).newest()
+    if newest is None:
+        raise UsageError(f"{given} is neither a checkpoint nor a run folder that holds one (nor the word auto or none)")
+    return newest[0]

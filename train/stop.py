@@ -1,0 +1,35 @@
+"""Requests to stop, by signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from types import FrameType
+
+
+class StopRequest:
+    """Asked to stop: SIGTERM, SIGUSR2 or Ctrl-C once. Ctrl-C again, a second later, ends at once."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+        self._quietly = True
+
+    def listen(self, *, quietly: bool) -> None:
+        """From here on signals are requests. Before, while ranks still meet, they end the process as usual."""
+        self._quietly = quietly
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def __call__(self) -> bool:
+        """Whether somebody asked."""
+        return self._since is not None
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        # A terminal sends Ctrl-C to the launcher and the ranks, and the launcher passes it on: that is one request.
+        if number == signal.SIGINT and self._since is not None and now - self._since > 1.0:
+            raise KeyboardInterrupt
+        if self._since is None and not self._quietly:  # not by a logger: its lock may be held where the signal came
+            os.write(2, b"stopping after this step, then saving (Ctrl-C again ends at once, unsaved)\n")
+        self._since = self._since or now

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 
@@ -22,6 +22,8 @@ class Step:
     lr: float
     norm: torch.Tensor | None
     """Gradient norm before clipping; None where it was not asked for."""
+    ended_s: float = field(default_factory=lambda: time.perf_counter())  # noqa: PLW0108
+    """When the host was done with it, on its own clock."""
 
 
 class Meter:
@@ -43,12 +45,11 @@ class Meter:
         totals = done.tally.read()
         if not math.isfinite(totals.loss_sum):
             raise NonFiniteError(_blame(job, done.tally, totals.loss_sum))
-        now = time.perf_counter()
         job.progress.items += totals.count
-        job.progress.seconds += now - self._mark
+        job.progress.seconds += done.ended_s - self._mark
         self._row_items += totals.count
-        self._row_seconds += now - self._mark
-        self._mark = now
+        self._row_seconds += done.ended_s - self._mark
+        self._mark = done.ended_s
         speed = self._row_items / max(self._row_seconds, 1e-9)
         if step % job.config.train.log_every == 0 or step == job.steps:
             if job.metrics is not None:

@@ -28,7 +28,7 @@ def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
             problem = str(error)
     problem = job.runtime.broadcast(problem)
     if problem:
-        raise UsageError([f"--resume {options.resume}: {line}" for line in problem.splitlines()])
+        raise UsageError(f"--resume {options.resume}: {problem}".splitlines())
     state = checkpoint.share(found, job.runtime)
     if state is not None:
         restore(job, state)

@@ -47,6 +47,9 @@ class Runtime:
         torch.set_num_threads(threads)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
+        known = interfaces()
+        if config.interface and config.interface not in known:
+            raise UsageError(f"runtime.interface: this host has no {config.interface!r}; it has {', '.join(known)}")
         if group or me.world_size > 1:
             self._join(config)
 
@@ -217,9 +220,6 @@ def _set_interface(me: Identity, config: RuntimeConfig, *, spans_hosts: bool) ->
     """Give Gloo and NCCL one concrete interface each, unless the user has: the one that routes to the master."""
     if me.world_size == 1 or me.master_addr is None:
         return
-    known = interfaces()
-    if config.interface and config.interface not in known:
-        raise UsageError(f"runtime.interface: this host has no {config.interface!r}; it has {', '.join(known)}")
     name = config.interface or interface_towards(me.master_addr, spans_hosts=spans_hosts)
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         given = os.environ.get(variable)

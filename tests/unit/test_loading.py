@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -12,6 +12,7 @@ import torch
 from train.config import BatchConfig, DataConfig
 from train.data import Batches, Order, evaluation_batches
 from train.data.loading import GlobalBatchSampler, Window
+from train.data.own import OwnSamples
 from train.data.sources import Table
 
 CPU = torch.device("cpu")
@@ -27,16 +28,24 @@ class Squares:
     def __len__(self) -> int:
         return self.length
 
-    def gather(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def gather(self, ids: torch.Tensor, seed: int = 0) -> tuple[torch.Tensor, ...]:
         return ids, ids**2
 
 
-class Noise(Squares):
-    """Sample i is augmented by all three generators that people use."""
+class _Noisy:
+    """A user's data set whose samples are random, by all generators that user code draws from."""
 
-    def gather(self, ids: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        noise = torch.tensor([[float(torch.rand(())), random.random(), float(np.random.rand())] for _ in ids])
-        return ids, noise
+    def __len__(self) -> int:
+        return 21
+
+    def __getitem__(self, place: int) -> tuple[int, torch.Tensor]:
+        return place, torch.tensor([float(torch.rand(())), random.random(), float(np.random.rand())])
+
+
+class Noise(OwnSamples):
+    def __init__(self, length: int) -> None:
+        super().__init__(_Noisy())
+        assert len(self) == length
 
 
 def batches(
@@ -44,7 +53,7 @@ def batches(
     rank: int = 0,
     world_size: int = 1,
     batch: BatchConfig | None = None,
-    kind: type[Squares] = Squares,
+    kind: type[Squares] | type[Noise] = Squares,
 ) -> Batches:
     order = Order(21, 8, seed=7)  # batches of 8, 8 and 5
     return Batches(kind(21), order, rank, world_size, batch or BatchConfig(8, micro_size=3), data, CPU)
@@ -109,13 +118,22 @@ def test_two_workers_bring_the_same_as_none() -> None:
     assert plain_and_noise[0] == plain_and_noise[1]
 
 
-def test_what_is_random_in_a_batch_depends_on_the_batch_not_on_what_came_before() -> None:
-    whole = [micro.tensors[1] for window in batches(LOADER, kind=Noise).windows(0, 3) for micro in window]
-    torch.rand(5)
-    random.random()
-    later = [micro.tensors[1] for window in batches(LOADER, kind=Noise).windows(2, 3) for micro in window]
-    assert all(torch.equal(one, two) for one, two in zip(whole[6:], later, strict=True))
-    assert not any(torch.equal(one[0], two[0]) for one, two in pairwise(whole))
+@pytest.mark.parametrize("data", [GATHER, LOADER], ids=["gather", "loader"])
+def test_what_is_random_in_a_sample_depends_on_the_sample_and_epoch_alone(data: DataConfig) -> None:
+    def noise(first: int, stop: int, rank: int = 0, world_size: int = 1) -> dict[tuple[int, int], list[float]]:
+        torch.rand(5)
+        random.random()
+        found = {}
+        for step, window in enumerate(batches(data, rank, world_size, kind=Noise).windows(first, stop), first):
+            for micro in window:
+                for place, numbers in zip(micro.tensors[0].tolist(), micro.tensors[1].tolist(), strict=True):
+                    found[step // 3, place] = numbers
+        return found
+
+    whole = noise(0, 6)
+    assert len({tuple(numbers) for numbers in whole.values()}) == 42  # another in each sample and epoch
+    assert noise(2, 4).items() <= whole.items()
+    assert noise(0, 3, 1, 3).items() <= whole.items()
 
 
 def test_the_sampler_knows_its_length_and_starts_where_it_is_told() -> None:

@@ -16,7 +16,7 @@ import yaml
 from train.config import Config
 from train.errors import UsageError
 from train.options import LaunchOptions
-from train.run_folder import RunFolder, is_finished, open_run
+from train.run_folder import RunFolder, is_finished, open_run, refuse_other_config
 
 CONFIG = Config()
 
@@ -177,15 +177,15 @@ def test_a_file_of_the_runs_name_is_refused(runs: Path) -> None:
 
 def refused_fields(folder: RunFolder, before: Any, now: Config) -> list[str]:
     with pytest.raises(UsageError) as caught:
-        folder.refuse_other_config(before, now)
+        refuse_other_config(before, now, f"run {folder.run_id}")
     assert caught.value.problems[0] == (
         f"run {folder.run_id} was made with another config; go on with its own, or start anew (--resume none)"
     )
     return caught.value.problems[1:]
 
 
-def test_the_same_config_may_go_on(runs: Path) -> None:
-    opened(runs).refuse_other_config(json.loads(json.dumps(CONFIG.as_dict())), CONFIG)
+def test_the_same_config_may_go_on() -> None:
+    refuse_other_config(json.loads(json.dumps(CONFIG.as_dict())), CONFIG, "it")
 
 
 def test_a_differing_config_is_refused_naming_every_field(runs: Path) -> None:
@@ -219,8 +219,8 @@ def test_what_decides_the_numbers_may_not_change(runs: Path, field: str, value: 
         ("model.checkpoint_activations", True), ("train.save_every", 7),
     ],
 )  # fmt: skip
-def test_what_only_moves_or_prolongs_a_run_may_change(runs: Path, field: str, value: Any) -> None:
-    opened(runs).refuse_other_config(CONFIG.as_dict(), changed(CONFIG, field, value))
+def test_what_only_moves_or_prolongs_a_run_may_change(field: str, value: Any) -> None:
+    refuse_other_config(CONFIG.as_dict(), changed(CONFIG, field, value), "it")
 
 
 # What it says
@@ -240,6 +240,32 @@ def test_going_on_elsewhere_is_told(runs: Path) -> None:
     assert folder.describe(CONFIG, {"torch": "2.13.0", "threads": 1, "hosts": ["a"]}) == []
     told = folder.describe(CONFIG, {"torch": "2.14.0", "threads": 1, "hosts": ["b"]})
     assert told == ["torch was '2.13.0' and is '2.14.0'"]
+
+
+def test_a_run_that_goes_on_has_no_verdict_any_more(runs: Path) -> None:
+    folder = opened(runs)
+    folder.conclude("finished", 0, 5)
+    folder.describe(CONFIG, {})
+    assert not (folder.path / "verdict.json").exists()
+
+
+def test_a_new_folder_of_a_refused_job_goes_and_an_old_one_stays(runs: Path) -> None:
+    folder = opened(runs)
+    folder.release()
+    assert not folder.path.exists()
+    folder = opened(runs, suggested="old")
+    folder.describe(CONFIG, {})
+    folder._lock.close()
+    again = opened(runs, suggested="old")
+    again.release()
+    assert (again.path / "config.yaml").exists()
+
+
+def test_another_job_of_the_same_allocation_gets_a_name_of_its_own(runs: Path) -> None:
+    folder = opened(runs, suggested="slurm-7")
+    folder.describe(CONFIG, {"config_digest": CONFIG.digest()})
+    other = changed(CONFIG, "model.layers", 3)
+    assert opened(runs, other, suggested="slurm-7").run_id == f"slurm-7-{other.digest()[:6]}"
 
 
 def test_a_verdict_has_all_fields_of_the_contract(runs: Path) -> None:

@@ -174,8 +174,8 @@ def interfaces(
         return routed
 
     monkeypatch.setattr(under_test, "interface_towards", towards)
-    under_test._set_interface(me, RuntimeConfig(interface=given))
-    assert asked in ([], [(me.master_addr, me.spans_hosts)])
+    under_test._set_interface(me, RuntimeConfig(interface=given), spans_hosts=True)
+    assert asked in ([], [(me.master_addr, True)])
     return [os.environ[name] for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")]
 
 
@@ -193,15 +193,35 @@ def test_the_configs_interface_wins(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interfaces(monkeypatch, TWO, "eth0", given="lo") == ["lo", "lo"]
 
 
-def test_an_interface_that_this_host_has_not_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interface_that_this_host_has_not_is_refused_before_it_waits_for_anybody() -> None:
     with pytest.raises(UsageError, match=r"runtime\.interface: this host has no 'bond77'; it has .*lo"):
-        interfaces(monkeypatch, TWO, "eth0", given="bond77")
+        Runtime(TWO, RuntimeConfig(interface="bond77", join_timeout_s=1000))
 
 
 def test_nothing_is_set_where_no_route_is_known_or_nobody_else_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     assert interfaces(monkeypatch, TWO, None) == ["", ""]
     assert interfaces(monkeypatch, Identity(master_addr="10.0.0.1"), "eth0") == ["", ""]
     assert interfaces(monkeypatch, Identity(world_size=2), "eth0") == ["", ""]
+
+
+# Two ranks with one GPU between them
+
+
+@pytest.mark.parametrize(("cards", "backend"), [
+    (["a gpu-1", "a gpu-2", "b gpu-1"], "nccl"), (["a gpu-1", "b gpu-1"], "nccl"), (["a gpu-1", "a gpu-1"], "gloo"),
+])  # fmt: skip
+def test_ranks_that_share_a_gpu_take_gloo_and_others_nccl(cards: list[str], backend: str) -> None:
+    runtime = alone()
+    runtime.backend = "nccl"
+    runtime._share_gpus(cards, RuntimeConfig())
+    assert runtime.backend == backend
+
+
+def test_nccl_asked_for_with_a_shared_gpu_is_refused() -> None:
+    runtime = alone()
+    runtime.backend = "nccl"
+    with pytest.raises(UsageError, match="nccl needs a GPU for each rank, but ranks 1, 2 share one"):
+        runtime._share_gpus(["a gpu-1", "a gpu-2", "a gpu-2"], RuntimeConfig(backend="nccl"))
 
 
 # Alone

@@ -45,11 +45,13 @@ class Meter:
         totals = done.tally.read()
         if not math.isfinite(totals.loss_sum):
             raise NonFiniteError(_blame(job, done.tally, totals.loss_sum))
+        # On a GPU the host is ahead: a step has ended when its sums could be read.
+        ended_s = time.perf_counter() if job.runtime.device.type == "cuda" else done.ended_s
         job.progress.items += totals.count
-        job.progress.seconds += done.ended_s - self._mark
+        job.progress.seconds += ended_s - self._mark
         self._row_items += totals.count
-        self._row_seconds += done.ended_s - self._mark
-        self._mark = done.ended_s
+        self._row_seconds += ended_s - self._mark
+        self._mark = ended_s
         speed = self._row_items / max(self._row_seconds, 1e-9)
         if step % job.config.train.log_every == 0 or step == job.steps:
             if job.metrics is not None:

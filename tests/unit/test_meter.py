@@ -99,13 +99,13 @@ def test_the_time_of_an_evaluation_between_two_rows_does_not_count_but_the_steps
     measuring = Meter(job)
     for number in range(1, 9):
         clock.now += number
-        measuring.note(step_of(number, items=10 * number))
+        measuring.note(step_of(number, items=number**2))
         if number in (2, 4, 7):
             clock.now += 1000
             measuring.note_evaluation(Evaluation(1.0, None, 8))
             measuring.restart()
-    assert rows.speeds() == {4: 100 / 10, 8: 260 / 26}
-    assert (job.progress.items, job.progress.seconds) == (360, 36)
+    assert rows.speeds() == {4: 30 / 10, 8: 174 / 26}
+    assert (job.progress.items, job.progress.seconds) == (204, 36)
 
 
 def fit_by(clock: Clock, patch: pytest.MonkeyPatch, log_every: int) -> tuple[Job, Rows]:

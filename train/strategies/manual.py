@@ -48,6 +48,7 @@ class Manual(Strategy):
         for bucket, gradients, flat, work in sent:
             work.wait()
             *pieces, users = flat.split([*(p.numel() for p in bucket), len(bucket)])
+            # On a GPU the host waits here, once a bucket; ddp has better ways. This one is to be read.
             for parameter, gradient, piece, used in zip(bucket, gradients, pieces, users.tolist(), strict=True):
                 # Into the gradient as it lies in memory: one that is not row by row stays so.
                 parameter.grad = gradient.copy_(piece.view_as(parameter)) if used else None

@@ -43,6 +43,7 @@ def _train_each(cases: dict[str, list[str]]) -> dict[str, tuple[float, torch.Ten
     return results
 
 
+@pytest.mark.slow
 def test_compressed_gradients_train_nearly_as_well_and_ranks_agree() -> None:
     first, second = run_ranks(2, _train_each, CASES)
     plain, plain_weights = first["plain"]

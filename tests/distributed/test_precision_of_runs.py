@@ -22,6 +22,7 @@ def _loss(precision: str) -> float:
     return job.progress.evaluation.loss
 
 
+@pytest.mark.slow
 def test_bf16_and_fp16_train_to_within_two_percent_of_fp32() -> None:
     reference = _loss("fp32")
     assert reference < 3.8  # from 5.5: it has learned something

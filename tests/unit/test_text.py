@@ -333,6 +333,7 @@ def test_the_count_model_equals_one_made_of_dictionaries(train: bytes, val: byte
     assert trigram_loss(*arrays) == pytest.approx(by_dictionaries(train, val), rel=1e-12)
 
 
+@pytest.mark.slow
 def test_the_count_models_chances_add_up_to_one() -> None:
     train = np.frombuffer(b"abracadabra", dtype=np.uint8)
     chances = [math.exp(-trigram_loss(train, np.array([97, 98, c], dtype=np.uint8))) for c in range(256)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import shutil
@@ -45,7 +46,8 @@ def test_a_command_of_readme_runs(command: str, tmp_path: Path) -> None:
     is_own = command.startswith("cd tests && ")
     words = shlex.split(command.removeprefix("cd tests && "))
     if words[0] == "mpirun":
-        assert shutil.which("mpirun"), "mpirun is missing: apt-get install openmpi-bin"
+        if not shutil.which("mpirun") and "CI" not in os.environ:
+            pytest.skip("mpirun is missing: apt-get install openmpi-bin")
         words[1:1] = ["--allow-run-as-root", "--oversubscribe"]
     words = [sys.executable if word == "python" else word for word in words]
     if words[0] == "torchrun":

@@ -16,17 +16,20 @@ from train.state import Evaluation, Job, save
 from train.tally import Tally
 
 
-def fit(job: Job) -> bool:  # noqa: PLR0915
+def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
     """Train to the last step, or to the step at which all ranks agree to stop; whether it came to the end."""
     config, runtime, strategy, precision, progress = job.config, job.runtime, job.strategy, job.precision, job.progress
     parameters = [p for p in job.objective.parameters() if p.requires_grad]
     nothing = torch.zeros((), device=runtime.device), torch.zeros((), dtype=torch.int64, device=runtime.device)
+    first = progress.step + 1
     pending: Step | None = None
     stopping = False
     meter = Meter(job)
 
     for window in job.batches.windows(progress.step, job.steps):
         step = progress.step + 1
+        if step == first:
+            strategy.settle(precision.cast(window[0].tensors))
         runtime.reseed(config.train.seed, step)
         lr = learning_rate(config.optim, progress.updates, job.steps)
         for group in job.optimizer.param_groups:

@@ -12,6 +12,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.jobs import Flags, config_of, make_job, weights
+from tests.ranks import run_ranks
 from train import loop
 from train.state import Job, restore, state_of
 
@@ -142,3 +143,42 @@ def test_evaluations_on_the_way_leave_running_statistics_alone_and_batches_norme
     plain = _in_one_go([*BATCH_NORM, "train.eval_every=0"], infinity=0)
     evaluated = _in_one_go([*BATCH_NORM, "train.eval_every=5"], infinity=0)
     _assert_same(evaluated.objective.model.state_dict(), plain.objective.model.state_dict())
+
+
+class Backwards(nn.Module):
+    """Layers registered last to first: gradients come in another order than torch's first buckets expect."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(64, 3)
+        self.middle = nn.Linear(64, 64)
+        self.first = nn.Linear(4, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.middle(self.first(x).relu()).relu())  # type: ignore[no-any-return]
+
+
+def backwards() -> nn.Module:
+    return Backwards()
+
+
+def _three_ranks(flags: Flags) -> tuple[torch.Tensor, torch.Tensor]:
+    whole = make_job(config_of(*flags, world_size=3))
+    loop.fit(whole)
+    part = make_job(config_of(*flags, world_size=3))
+    asked = [False] * (STOP - 1) + [True] * STEPS  # seen a step later, as from a signal
+    part.asked_to_stop = lambda: asked.pop(0)
+    assert not loop.fit(part)
+    rest = make_job(config_of(*flags, world_size=3))
+    restore(rest, state_of(part))
+    assert 0 < rest.progress.step < STEPS
+    loop.fit(rest)
+    return weights(whole), weights(rest)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "manual"])
+def test_three_ranks_that_go_on_add_up_in_the_same_order(strategy: str) -> None:
+    flags = (*RUN, f"model.name={MODULE}:backwards", f"data.name={MODULE}:data", f"strategy.name={strategy}",
+             "batch.global_size=9")  # fmt: skip
+    for whole, resumed in run_ranks(3, _three_ranks, flags):
+        assert torch.equal(whole, resumed)

@@ -38,6 +38,14 @@ class Strategy(ABC):
     def wrap(self, objective: nn.Module) -> None:
         """Take over the model with its loss, on this rank's device, equal on all ranks from here on."""
 
+    def settle(self, batch: tuple[torch.Tensor, ...]) -> None:
+        """Before a start's first step, with its first micro-batch: adapt now to what would be learned in that step.
+
+        So a run that goes on adds in the same order as one that was never stopped. Leaves no trace in weights,
+        gradients or buffers.
+        """
+        return
+
     def forward(self, batch: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, torch.Tensor]:
         """(sum of losses, number of items) of a micro-batch: scalars; the first one carries the graph."""
         loss_sums, counts = self.module(*batch)  # one of each a replica

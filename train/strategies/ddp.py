@@ -40,6 +40,21 @@ class DistributedDataParallel(Strategy):
         self.module = self.ddp
         self._add_hook()
 
+    def settle(self, batch: tuple[torch.Tensor, ...]) -> None:
+        """One backward of nothing: after its first one torch lays buckets out anew, as gradients came.
+
+        Where a gradient lies decides in which order three ranks or more are added up; of two, the order is no matter.
+        """
+        if self.runtime.world_size < 3 or self.config.comm_hook == "powersgd":
+            return
+        before = [buffer.clone() for buffer in self.buffers]
+        loss_sum, _ = self.forward(batch)
+        (loss_sum * 0.0).backward()
+        for parameter in self.module.parameters():
+            parameter.grad = None
+        for buffer, value in zip(self.buffers, before, strict=True):
+            buffer.copy_(value)
+
     def hold_gradients(self) -> AbstractContextManager[object]:
         """No all-reduce until the last micro-batch."""
         return self.ddp.no_sync()

@@ -134,7 +134,8 @@ def share(state: State | None, runtime: Runtime) -> State | None:
     shapes = runtime.broadcast([(tuple(tensor.shape), tensor.dtype) for tensor in tensors])
     received = tensors or [torch.empty(shape, dtype=dtype) for shape, dtype in shapes]
     for tensor in received:
-        runtime.broadcast_tensor(tensor.reshape(-1))
+        if tensor.numel():
+            runtime.broadcast_tensor(tensor.reshape(-1).view(torch.uint8))  # bytes: Gloo does not know every type
     return _fill(skeleton, received)  # type: ignore[no-any-return]
 
 

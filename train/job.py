@@ -14,6 +14,7 @@ from train import loop, summary
 from train.collective_errors import in_words
 from train.config import Config
 from train.data import Batches, Data, Order, open_data
+from train.diagnosis import flatten
 from train.errors import CheckpointError, MusterError, UsageError
 from train.identity import Identity, stable_run_id
 from train.metrics import Metrics
@@ -32,10 +33,12 @@ from train.stop import StopRequest
 from train.strategies import STRATEGIES, DataParallel, make_strategy
 
 ADVICE = {
-    "config": "start every rank with the same recipe and the same options",
     "torch": "install the same torch on every host",
     "data": "the hosts hold different files: copy the same data to all of them",
+    "": "start every rank with the same recipe and the same options",
 }
+_OF_A_HOST = ("runtime.interface", "data.cache_dir", "data.paths")
+"""Fields that may be others on other hosts; the data itself is compared by its fingerprint."""
 
 
 def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
@@ -43,9 +46,9 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
     stop = StopRequest()
     needs_group = STRATEGIES[config.strategy.name].needs_group
     runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
-    with in_words(runtime, lambda: "while starting"):
+    with in_words(runtime, lambda: ("saving", "while starting")):
         data = runtime.together(lambda: open_data(config.data, config.train.seed))
-        runtime.agree({"config": config.digest(), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
+        runtime.agree({**_settings(config), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
         job = build(config, runtime, data, stop)  # before there is a folder: what is refused leaves none
         folder, path = _open_folder(config, options, runtime)
         try:
@@ -58,7 +61,7 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
     log.info(f"{_ranks(runtime)} · {data.words}")
     outcome, code, cause = "failed", Exit.RANK_FAILED, None
     try:
-        with in_words(runtime, lambda: f"in step {job.progress.step + 1}"):
+        with in_words(runtime, lambda: (job.phase, _when(job))):
             stop.listen(quietly=me.rank != 0)
             finished = _train(job, folder, path)
         is_saved = job.progress.saved_step == job.progress.step
@@ -129,6 +132,17 @@ def _train(job: Job, folder: RunFolder | None, path: Path) -> bool:
     if folder is not None:
         summary.tell(job, path, finished=finished)
     return finished
+
+
+def _settings(config: Config) -> dict[str, str]:
+    """What must be equal on all ranks, field by field."""
+    return {name: str(value) for name, value, _ in flatten(config.as_dict()) if name not in _OF_A_HOST}
+
+
+def _when(job: Job) -> str:
+    step = job.progress.step
+    return {"step": f"in step {step + 1}", "evaluation": f"in the evaluation after step {step}",
+            "saving": f"while step {step} was saved"}[job.phase]  # fmt: skip
 
 
 def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tuple[RunFolder | None, Path]:

@@ -95,6 +95,7 @@ def evaluate(job: Job) -> Evaluation:
     parts = runtime.world_size * (config.batch.accumulation or 1)
     micro_size = config.batch.micro_size or max(1, config.batch.global_size // parts)
     sums = torch.zeros(5, dtype=torch.float64, device=runtime.device)
+    job.phase = "evaluation"
     job.objective.eval()
     with torch.no_grad():
         for raw in evaluation_batches(job.data.val, runtime.rank, runtime.world_size, micro_size, runtime.device):
@@ -106,6 +107,7 @@ def evaluate(job: Job) -> Evaluation:
             )
     job.objective.train()
     all_loss, all_items, all_samples, all_correct, all_labels = runtime.sum(sums, "evaluation").tolist()
+    job.phase = "step"
     assert all_samples == len(job.data.val), f"evaluated {all_samples} samples of {len(job.data.val)}"
     return Evaluation(
         loss=all_loss / all_items if all_items else math.nan,

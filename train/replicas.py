@@ -11,6 +11,7 @@ from train.runtime import Runtime
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like all of int64's arithmetic
 _MULTIPLIER = 0xBF58476D1CE4E5B9 - 2**64
+_AT_A_TIME = 1 << 22  # of numbers: eight bytes each for a while, so not of a whole embedding at once
 _BITS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.int8}
 
 
@@ -18,11 +19,15 @@ def fingerprints(model: nn.Module) -> torch.Tensor:
     """One int64 a parameter: equal bits give equal numbers, and a changed or moved value almost surely another."""
     sums = []
     for parameter in model.parameters():
-        bits = parameter.detach().contiguous().view(-1).view(_BITS[parameter.element_size()]).to(torch.int64)
-        mixed = bits + torch.arange(1, bits.numel() + 1, device=bits.device) * _GOLDEN
-        # Not linear in bits and place, or changes in two places could cancel out (steps of splitmix64's finalizer).
-        mixed = (mixed ^ (mixed >> 30)) * _MULTIPLIER
-        sums.append((mixed ^ (mixed >> 27)).sum())
+        bits = parameter.detach().contiguous().view(-1).view(_BITS[parameter.element_size()])
+        total = torch.zeros((), dtype=torch.int64, device=bits.device)
+        for start in range(0, bits.numel(), _AT_A_TIME):
+            part = bits[start : start + _AT_A_TIME].to(torch.int64)
+            mixed = part + torch.arange(start + 1, start + 1 + part.numel(), device=bits.device) * _GOLDEN
+            # Not linear in bits and place, or changes in two places could cancel out (steps of splitmix64's finalizer).
+            mixed = (mixed ^ (mixed >> 30)) * _MULTIPLIER
+            total += (mixed ^ (mixed >> 27)).sum()
+        sums.append(total)
     return torch.stack(sums)
 
 

@@ -162,7 +162,7 @@ class Runtime:
                 ranks_by_value.setdefault(theirs[name], []).append(f"{rank} ({host})")
             if len(ranks_by_value) > 1:
                 seen = "; ".join(f"{value} on rank {', '.join(ranks)}" for value, ranks in ranks_by_value.items())
-                problems.append(f"{name} differs between ranks: {seen}: {advice[name]}")
+                problems.append(f"{name} differs between ranks: {seen}: {advice.get(name, advice.get('', ''))}")
         if problems:
             raise UsageError(problems)
 

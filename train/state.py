@@ -16,7 +16,7 @@ from train.metrics import Metrics
 from train.models import Objective
 from train.precision import Precision
 from train.progress import StepLine, log
-from train.runtime import Runtime
+from train.runtime import Phase, Runtime
 from train.strategies import Strategy
 
 
@@ -67,6 +67,8 @@ class Job:
     metrics: Metrics | None = None
     """Only rank 0 keeps them."""
     progress: Progress = field(default_factory=Progress)
+    phase: Phase = "step"
+    """What this rank is doing: which time-out counts."""
 
 
 def state_of(job: Job) -> State:
@@ -105,6 +107,7 @@ def save(job: Job) -> None:
     bad = next((n for n, p in job.objective.model.named_parameters() if not bool(torch.isfinite(p).all())), None)
     if bad is not None:
         raise NonFiniteError(f"{bad} is not finite after step {job.progress.step}: not saved")
+    job.phase = "saving"
     saved = True
     if job.checkpoints is not None:
         try:
@@ -114,3 +117,4 @@ def save(job: Job) -> None:
             log.warning(f"{error}; older checkpoints stay, training goes on")
     if job.runtime.broadcast(saved):
         job.progress.saved_step = job.progress.step
+    job.phase = "step"

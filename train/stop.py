@@ -9,7 +9,7 @@ from types import FrameType
 
 
 class StopRequest:
-    """Asked to stop: SIGTERM, SIGUSR2 or Ctrl-C once. Ctrl-C again, a second later, ends at once."""
+    """Asked to stop: SIGTERM, SIGUSR2 or Ctrl-C once. Ctrl-C or SIGTERM again, a second later, ends at once."""
 
     def __init__(self) -> None:
         self._since: float | None = None
@@ -28,7 +28,7 @@ class StopRequest:
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
         # A terminal sends Ctrl-C to the launcher and the ranks, and the launcher passes it on: that is one request.
-        if number == signal.SIGINT and self._since is not None and now - self._since > 1.0:
+        if number != signal.SIGUSR2 and self._since is not None and now - self._since > 1.0:
             raise KeyboardInterrupt
         if self._since is None and not self._quietly:  # not by a logger: its lock may be held where the signal came
             os.write(2, b"stopping after this step, then saving (Ctrl-C again ends at once, unsaved)\n")

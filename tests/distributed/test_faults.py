@@ -72,7 +72,7 @@ def test_hosts_with_different_data_and_options_are_named(tmp_path: Path) -> None
         assert "data differs between ranks: " in process.stdout
         assert "on rank 0 (" in process.stdout
         assert "on rank 1 (" in process.stdout
-        assert "config differs between ranks: " in process.stdout
+        assert "optim.lr differs between ranks: 0.001 on rank 0 (" in process.stdout
     assert not list(tmp_path.glob("*/runs/*"))
 
 

@@ -180,4 +180,6 @@ def test_a_terminal_gets_a_bar_that_is_gone_afterwards(monkeypatch: pytest.Monke
 
 
 def test_a_line_that_was_never_started_closes() -> None:
-    StepLine(10, "samples", shown=True).close()
+    line = StepLine(10, "samples", shown=True)
+    line.close()
+    assert line._bar is None

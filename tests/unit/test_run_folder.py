@@ -185,7 +185,9 @@ def refused_fields(folder: RunFolder, before: Any, now: Config) -> list[str]:
 
 
 def test_the_same_config_may_go_on() -> None:
-    refuse_other_config(json.loads(json.dumps(CONFIG.as_dict())), CONFIG, "it")
+    saved = json.loads(json.dumps(CONFIG.as_dict()))
+    refuse_other_config(saved, CONFIG, "it")  # raises nothing
+    assert saved == CONFIG.as_dict()
 
 
 def test_a_differing_config_is_refused_naming_every_field(runs: Path) -> None:

@@ -181,4 +181,6 @@ def _words(error: BaseException) -> str:
     cause = error if isinstance(error, OSError) else error.__context__
     if isinstance(cause, OSError) and cause.errno == errno.ENOSPC:
         return "the disk is full"
+    if "unexpected pos" in str(error):  # what torch's zip writer says when a write came up short
+        return "the disk is full, or failing"
     return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -69,7 +69,7 @@ def run(argv: list[str]) -> int:
         f"muster: {config.strategy.name} · {config.model.name} on {config.data.name} · "
         f"rank {me.rank} of {me.world_size} ({me.source}) · loading torch"
     )
-    code: int = Exit.BUG
+    code: int
     try:
         from train.job import run as run_job
 

@@ -165,14 +165,18 @@ def _describe(job: Job, folder: RunFolder | None, path: Path) -> None:
     """From here on there is a run: a log on every rank, and what it is, by rank 0."""
     runtime = job.runtime
     hosts = list(dict.fromkeys(runtime.gather(runtime.host)))
-    try:
-        log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
-    except OSError as error:
-        raise UsageError(f"--runs-dir: rank {runtime.rank} ({runtime.host}) cannot write its log: {error}") from None
-    log.info(f"run folder {path}")
-    if folder is not None:
-        for changed in folder.describe(job.config, _environment(job.config, runtime, hosts)):
-            log.warning(f"{changed}: from here on equal to rounding, not to the last bit")
+
+    def write() -> None:
+        try:
+            log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
+            log.info(f"run folder {path}")
+            for changed in folder.describe(job.config, _environment(job.config, runtime, hosts)) if folder else ():
+                log.warning(f"{changed}: from here on equal to rounding, not to the last bit")
+        except OSError as error:
+            who = f"rank {runtime.rank} ({runtime.host})"
+            raise UsageError(f"--runs-dir: {who} cannot write its log: {error}") from None
+
+    runtime.together(write)
 
 
 def _environment(config: Config, runtime: Runtime, hosts: list[str]) -> dict[str, Any]:

@@ -211,7 +211,7 @@ def _model(config: Config, world_size: int) -> Iterator[Problem]:
     if model.name in BUILT_IN_MODELS and data.name in BUILT_IN_DATA:
         wants_tokens, has_tokens = model.name == "gpt", data.name in TOKEN_DATA
         if wants_tokens != has_tokens:
-            fits = ", ".join(BUILT_IN_DATA[2:] if has_tokens != wants_tokens and not wants_tokens else TOKEN_DATA)
+            fits = ", ".join(TOKEN_DATA if wants_tokens else BUILT_IN_DATA[2:])
             yield Problem("data.name", f"{model.name} cannot read {data.name}; what works: {fits}")
     if model.name == "gpt" and min(model.layers or 1, model.heads or 1, model.width or 1) > 0:
         _, heads, width = PRESETS[model.preset]

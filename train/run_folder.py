@@ -67,12 +67,15 @@ class RunFolder:
         return changed
 
     def conclude(self, outcome: str, exit_code: int, step: int, **more: Any) -> None:
-        """Write `verdict.json`."""
+        """Write `verdict.json`. Where the disk is full that is said, and hides neither the outcome nor its error."""
         verdict: dict[str, Any] = {
             "outcome": outcome, "exit_code": exit_code, "cause": None, "host": None, "node_rank": None,
             "rank": None, "step": step, "evidence": [], "advice": None,
         }  # fmt: skip
-        _write(self.path / "verdict.json", json.dumps({**verdict, **more}, indent=1) + "\n")
+        try:
+            _write(self.path / "verdict.json", json.dumps({**verdict, **more}, indent=1) + "\n")
+        except OSError as error:
+            log.warning(f"cannot write {self.path / 'verdict.json'}: {error.strerror}")
 
 
 def refuse_other_config(before: Mapping[str, Any], config: Config, name: str) -> None:

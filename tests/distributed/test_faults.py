@@ -54,40 +54,40 @@ def test_a_port_in_use_is_said_by_rank_0(tmp_path: Path) -> None:
     assert f"port {port} is already in use on " in done.stdout
 
 
-def test_hosts_with_different_data_and_options_are_named(tmp_path: Path) -> None:
-    """Two ranks, each with a text file of its own at the same relative path, and another learning rate."""
+def _two_hosts(tmp_path: Path, *words: str, of_a_host: str = "") -> list[subprocess.CompletedProcess[str]]:
+    """Two ranks, each in a folder and with a cache of its own; `of_a_host` is one more word, `{rank}` filled in."""
     port = free_port()
     commands, environments = [], []
     for rank in (0, 1):
         folder = tmp_path / f"host{rank}"
-        folder.mkdir()
-        (folder / "text.txt").write_text(f"text of host {rank} " * 100)
-        words = ["--data.paths=[text.txt]", "--data.block_size=8", f"--optim.lr=0.00{rank + 1}", "--train.steps=3"]
-        command = [sys.executable, "-m", "train", "run", "--strategy.name=ddp", "--batch.global_size=4", *words]
-        commands.append(["env", "-C", str(folder), *command])
+        more = [of_a_host.format(rank=rank)] if of_a_host else []
+        commands.append(["env", "-C", str(folder), sys.executable, "-m", "train", *words, *more])
         environments.append(clean_environment(**rank_environment(rank, 2, port), XDG_CACHE_HOME=str(folder)))
-    done = run_together(commands, environments)
+    return run_together(commands, environments)
+
+
+def test_hosts_with_different_data_and_options_are_named(tmp_path: Path) -> None:
+    """Each host has a text file of its own at the same relative path, and another learning rate."""
+    for rank in (0, 1):
+        (tmp_path / f"host{rank}").mkdir()
+        (tmp_path / f"host{rank}" / "text.txt").write_text(f"text of host {rank} " * 100)
+    text = ("--data.paths=[text.txt]", "--data.block_size=8", "--train.steps=3", "--batch.global_size=4")
+    done = _two_hosts(tmp_path, "run", "--strategy.name=ddp", *text, of_a_host="--optim.lr=0.01{rank}")
     assert [process.returncode for process in done] == [2, 2]
     for process in done:
         assert "data differs between ranks: " in process.stdout
         assert "on rank 0 (" in process.stdout
         assert "on rank 1 (" in process.stdout
-        assert "optim.lr differs between ranks: 0.001 on rank 0 (" in process.stdout
+        assert "optim.lr differs between ranks: 0.01 on rank 0 (" in process.stdout
     assert not list(tmp_path.glob("*/runs/*"))
 
 
 def test_a_file_missing_on_one_host_ends_all_ranks_and_names_it(tmp_path: Path) -> None:
-    """Each rank in a folder of its own; only the first has the module with the model."""
-    port = free_port()
-    commands, environments = [], []
+    """Only the first host has the module with the model."""
     for rank in (0, 1):
-        folder = tmp_path / f"host{rank}"
-        folder.mkdir()
-        command = [sys.executable, "-m", "train", *SMALL, "--model.name=own_here:model"]
-        commands.append(["env", "-C", str(folder), *command])
-        environments.append(clean_environment(**rank_environment(rank, 2, port)))
+        (tmp_path / f"host{rank}").mkdir()
     (tmp_path / "host0" / "own_here.py").write_text("import torch\ndef model():\n    return torch.nn.Linear(10, 5)\n")
-    done = run_together(commands, environments)
+    done = _two_hosts(tmp_path, *SMALL, "--model.name=own_here:model")
     assert [process.returncode for process in done] == [2, 2]
     for process in done:
         assert "rank 1 (" in process.stdout

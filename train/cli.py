@@ -43,15 +43,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run(argv: list[str]) -> int:
     """Train as one rank. A rank that fails leaves at once: its teardown must never become the others' hang."""
     # What needs no torch comes first: a bad config is told at once, and so is a sign of life.
+    from train.failure import failure_of
+    from train.health import Health
     from train.identity import Identity, identify
     from train.options import checked_config, read_config, split_launch_options
     from train.progress import log, log_to_console
 
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # the user's own module:function, also for the `train` script
-    me = Identity()
+    me, health = Identity(), Health()
     problems: list[str] = []
     try:
+        health = Health.from_environment(os.environ)
         options, rest = split_launch_options(argv)
         if any(word in ("-h", "--help") or word.startswith("--print_config") for word in rest):
             read_config(rest)
@@ -59,34 +62,31 @@ def run(argv: list[str]) -> int:
             me = identify(options, os.environ)
         except UsageError as error:
             problems += error.problems
-        log_to_console(me.rank, me.world_size)
+        log_to_console(me.rank, me.world_size, has_agent=health.has_agent)
         config = checked_config(rest, me.world_size)
+        health.start(config.runtime)
     except UsageError as error:
         problems += error.problems
     if problems:
+        health.tell_failure("usage", Exit.USAGE, "\n".join(problems))
         return _refuse(problems, me)
     log.info(
         f"muster: {config.strategy.name} · {config.model.name} on {config.data.name} · "
         f"rank {me.rank} of {me.world_size} ({me.source}) · loading torch"
     )
-    code: int
     try:
         from train.job import run as run_job
 
-        return run_job(config, options, me)
-    except MusterError as error:
-        code = error.exit_code
-        for line in str(error).splitlines():
+        return run_job(config, options, me, health)
+    except BaseException as error:
+        failure = failure_of(error)
+        health.tell_failure(*failure)  # before anything that could block
+        is_expected = isinstance(error, MusterError | KeyboardInterrupt)
+        for line in (failure.words if is_expected else traceback.format_exc()).splitlines():
             log.error(line)
-    except KeyboardInterrupt:
-        code = Exit.STOPPED_UNSAVED
-        log.error("interrupted: what came after the last checkpoint is lost; the same command goes on from there")
-    except BaseException:
-        code = Exit.RANK_FAILED
-        log.error(traceback.format_exc())
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(code)
+    os._exit(failure.exit_code)
 
 
 def _refuse(problems: list[str], me: Identity) -> int:

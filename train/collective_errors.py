@@ -6,21 +6,29 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 
 from train.errors import ContactError, MusterError, WaitError
-from train.runtime import Phase, Runtime
+from train.seam import Phase
 
-_OF_A_COLLECTIVE = re.compile("gloo|nccl|connection (closed|reset) by peer|broken pipe|pair closure", re.IGNORECASE)
+_OF_A_COLLECTIVE = re.compile(r"gloo[/:]|\bnccl", re.IGNORECASE)  # Gloo's errors begin with its source file
 _TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 
 
-_TIMEOUTS: dict[Phase, str] = {"step": "step_timeout_s", "evaluation": "eval_timeout_s", "saving": "save_timeout_s"}
+_TIMEOUTS = {
+    Phase.STARTING: "save_timeout_s", Phase.FIRST_STEP: "first_step_timeout_s", Phase.STEP: "step_timeout_s",
+    Phase.EVALUATION: "eval_timeout_s", Phase.SAVING: "save_timeout_s", Phase.ENDING: "save_timeout_s",
+}  # fmt: skip
+"""The time-outs of the groups that a phase uses."""
 
 
 @contextmanager
-def in_words(runtime: Runtime, doing: Callable[[], tuple[Phase, str]]) -> Iterator[None]:
-    """Turn the error of a collective into words for the user; `doing` tells the phase, and when, in words."""
+def in_words(who: str, doing: Callable[[], tuple[Phase, str]]) -> Iterator[None]:
+    """Turn the error of a collective into words for the user; `doing` tells the phase, and when, in words.
+
+    Only what says that another rank is gone or late: what this rank itself did wrong passes as it is.
+    """
     try:
         yield
     except (dist.DistError, RuntimeError) as error:
@@ -30,10 +38,15 @@ def in_words(runtime: Runtime, doing: Callable[[], tuple[Phase, str]]) -> Iterat
                 "a parameter got no gradient in the last step, which ddp must know of: set "
                 "--strategy.find_unused_parameters true, or use all parameters in every step"
             ) from error
-        if not (isinstance(error, dist.DistError) or _OF_A_COLLECTIVE.search(text)):
+        if "op.preamble.length" in text:
+            raise MusterError(
+                f"{who} and another rank met in one collective with different amounts of data: the ranks have gone "
+                "different ways, by a branch on the rank or by shapes that differ between them"
+            ) from error
+        is_of_a_collective = isinstance(error, dist.DistError) or _OF_A_COLLECTIVE.search(text)
+        if isinstance(error, torch.OutOfMemoryError) or not is_of_a_collective:
             raise
         phase, when = doing()
-        who = f"rank {runtime.rank} ({runtime.host})"
         if _TIMED_OUT.search(text):
             raise WaitError(
                 f"{who} waited in vain for other ranks {when}: one of them hangs, or its host is cut off; "

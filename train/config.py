@@ -12,6 +12,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from train.seam import Phase
+
 
 @dataclass(frozen=True)
 class StrategyConfig:
@@ -181,12 +183,27 @@ class RuntimeConfig:
     """Network interface for gloo and nccl (default: the one that routes to the master)"""
     join_timeout_s: float = 120.0
     """All ranks must have come by then"""
+    start_timeout_s: float = 1800.0
+    """Longest time from a rank's start to its first step; a node agent holds it to that"""
+    first_step_timeout_s: float = 900.0
+    """Longest wait within the first step after each start: it may have to compile and to fill caches"""
     step_timeout_s: float = 300.0
     """Longest wait for the other ranks within a step"""
     eval_timeout_s: float = 1800.0
     """Longest wait for the other ranks' evaluation"""
     save_timeout_s: float = 1800.0
     """Longest wait for a checkpoint"""
+
+    def budget_s(self, phase: Phase) -> float:
+        """How long a rank may be in that phase without getting on."""
+        return {
+            Phase.STARTING: self.start_timeout_s,
+            Phase.FIRST_STEP: max(self.first_step_timeout_s, self.step_timeout_s),
+            Phase.STEP: self.step_timeout_s,
+            Phase.EVALUATION: self.eval_timeout_s,
+            Phase.SAVING: self.save_timeout_s,
+            Phase.ENDING: self.save_timeout_s,
+        }[phase]
 
 
 @dataclass(frozen=True)

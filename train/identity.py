@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from train.errors import UsageError
 from train.options import LaunchOptions
+from train.seam import STATUS_PAGE
 
 DEFAULT_PORT = 29500  # the tutorial's and torchrun's own
 
@@ -113,7 +114,7 @@ def _from_torchrun(options: LaunchOptions, env: Mapping[str, str]) -> Identity:
         local_world_size=_optional(env, "LOCAL_WORLD_SIZE"),
         master_addr=env.get("MASTER_ADDR"),
         master_port=_optional(env, "MASTER_PORT"),
-        source="torchrun",
+        source="agent" if env.get(STATUS_PAGE) else "torchrun",
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -16,6 +17,7 @@ from train.config import Config
 from train.data import Batches, Data, Order, open_data
 from train.diagnosis import flatten
 from train.errors import CheckpointError, MusterError, UsageError
+from train.health import Health
 from train.identity import Identity, stable_run_id
 from train.metrics import Metrics
 from train.models import Objective, build_loss, build_model
@@ -27,7 +29,7 @@ from train.replicas import check_replicas
 from train.resume import resume
 from train.run_folder import RunFolder, open_run
 from train.runtime import Runtime
-from train.seam import Exit
+from train.seam import Exit, Phase
 from train.state import Job
 from train.stop import StopRequest
 from train.strategies import STRATEGIES, DataParallel, make_strategy
@@ -41,15 +43,18 @@ _OF_A_HOST = ("runtime.interface", "data.cache_dir", "data.paths")
 """Fields that may be others on other hosts; the data itself is compared by its fingerprint."""
 
 
-def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
+def run(config: Config, options: LaunchOptions, me: Identity, health: Health) -> Exit:
     """Train as one rank; the exit code of a run that ended well. Raises MusterError where it did not."""
-    stop = StopRequest()
-    needs_group = STRATEGIES[config.strategy.name].needs_group
-    runtime = Runtime(me, config.runtime, threads=config.train.threads, group=needs_group)
-    with in_words(runtime, lambda: ("saving", "while starting")):
+    stop = StopRequest(health)
+    who = f"rank {me.rank} ({socket.gethostname()})"
+    with in_words(who, lambda: (Phase.STARTING, "while starting")):
+        runtime = Runtime(
+            me, config.runtime, threads=config.train.threads, group=STRATEGIES[config.strategy.name].needs_group,
+            has_agent=health.has_agent,
+        )  # fmt: skip
         data = runtime.together(lambda: open_data(config.data, config.train.seed))
         runtime.agree({**_settings(config), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
-        job = build(config, runtime, data, stop)  # before there is a folder: what is refused leaves none
+        job = build(config, runtime, data, stop, health)  # before there is a folder: what is refused leaves none
         folder, path = _open_folder(config, options, runtime)
         try:
             resume(job, options, folder)
@@ -61,7 +66,7 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
     log.info(f"{_ranks(runtime)} · {data.words}")
     outcome, code, cause = "failed", Exit.RANK_FAILED, None
     try:
-        with in_words(runtime, lambda: (job.phase, _when(job))):
+        with in_words(who, lambda: (health.phase, _when(job))):
             stop.listen(quietly=me.rank != 0)
             finished = _train(job, folder, path)
         is_saved = job.progress.saved_step == job.progress.step
@@ -81,11 +86,17 @@ def run(config: Config, options: LaunchOptions, me: Identity) -> Exit:
         job.line.close()
         if job.metrics is not None:
             job.metrics.close()
-        if folder is not None:
+        if folder is not None and not health.has_agent:  # an agent knows how the other ranks ended
             folder.conclude(outcome, code, job.progress.step, cause=cause)
 
 
-def build(config: Config, runtime: Runtime, data: Data, stop: Callable[[], bool] = lambda: False) -> Job:
+def build(
+    config: Config,
+    runtime: Runtime,
+    data: Data,
+    stop: Callable[[], bool] = lambda: False,
+    health: Health | None = None,
+) -> Job:
     """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet. Raises UsageError."""
     order = Order(len(data.train), config.batch.global_size, seed=config.train.seed, drop_last=config.data.drop_last)
     torch.manual_seed(config.train.seed)  # the same on all ranks: replicas start equal
@@ -112,6 +123,7 @@ def build(config: Config, runtime: Runtime, data: Data, stop: Callable[[], bool]
         optimizer=build_optimizer(objective, config.optim, scaled=precision.scaler is not None),
         line=StepLine(steps, data.spec.item, shown=runtime.rank == 0),
         asked_to_stop=stop,
+        health=health or Health(),
     )
 
 
@@ -125,6 +137,7 @@ def _train(job: Job, folder: RunFolder | None, path: Path) -> bool:
     if job.progress.step >= job.steps:
         job.progress.evaluation = loop.evaluate(job)
     finished = loop.fit(job)
+    job.health.enter(Phase.ENDING, job.progress.step)
     job.line.close()
     if finished and job.progress.saved_step != job.progress.step:
         raise CheckpointError("trained to the end, but the last checkpoint could not be saved: free space, run again")
@@ -141,8 +154,12 @@ def _settings(config: Config) -> dict[str, str]:
 
 def _when(job: Job) -> str:
     step = job.progress.step
-    return {"step": f"in step {step + 1}", "evaluation": f"in the evaluation after step {step}",
-            "saving": f"while step {step} was saved"}[job.phase]  # fmt: skip
+    return {
+        Phase.STARTING: "before the first step",
+        Phase.EVALUATION: f"in the evaluation after step {step}",
+        Phase.SAVING: f"while step {step} was saved",
+        Phase.ENDING: f"after the last step, {step}",
+    }.get(job.health.phase, f"in step {step + 1}")
 
 
 def _open_folder(config: Config, options: LaunchOptions, runtime: Runtime) -> tuple[RunFolder | None, Path]:
@@ -168,7 +185,9 @@ def _describe(job: Job, folder: RunFolder | None, path: Path) -> None:
 
     def write() -> None:
         try:
-            log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
+            if not job.health.has_agent:  # that writes down what this rank says
+                log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
+            job.health.tell_run_folder(path)
             log.info(f"run folder {path}")
             for changed in folder.describe(job.config, _environment(job.config, runtime, hosts)) if folder else ():
                 log.warning(f"{changed}: from here on equal to rounding, not to the last bit")

@@ -12,6 +12,7 @@ from train.meter import Meter, Step
 from train.models import count_correct
 from train.optim import learning_rate, scale_and_clip
 from train.replicas import check_replicas
+from train.seam import Phase
 from train.state import Evaluation, Job, save
 from train.tally import Tally
 
@@ -25,6 +26,7 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
     pending: Step | None = None
     stopping = False
     meter = Meter(job)
+    job.health.enter(Phase.FIRST_STEP, progress.step)
 
     for window in job.batches.windows(progress.step, job.steps):
         step = progress.step + 1
@@ -61,6 +63,7 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
         job.optimizer.zero_grad()
         strategy.sync_buffers()
         progress.step = step
+        job.end_step()
 
         # What the step before told is read now: the host never waits for the step it has just queued.
         if pending is not None:
@@ -95,7 +98,7 @@ def evaluate(job: Job) -> Evaluation:
     parts = runtime.world_size * (config.batch.accumulation or 1)
     micro_size = config.batch.micro_size or max(1, config.batch.global_size // parts)
     sums = torch.zeros(5, dtype=torch.float64, device=runtime.device)
-    job.phase = "evaluation"
+    job.health.enter(Phase.EVALUATION, job.progress.step)
     job.objective.eval()
     with torch.no_grad():
         for raw in evaluation_batches(job.data.val, runtime.rank, runtime.world_size, micro_size, runtime.device):
@@ -105,9 +108,10 @@ def evaluate(job: Job) -> Evaluation:
             sums += torch.stack(
                 (loss_sum.double(), count.double(), samples.double(), *count_correct(output, batch[-1]))
             )
+            job.health.beat(job.progress.step)
     job.objective.train()
-    all_loss, all_items, all_samples, all_correct, all_labels = runtime.sum(sums, "evaluation").tolist()
-    job.phase = "step"
+    all_loss, all_items, all_samples, all_correct, all_labels = runtime.sum(sums, Phase.EVALUATION).tolist()
+    job.health.enter(Phase.STEP, job.progress.step)
     assert all_samples == len(job.data.val), f"evaluated {all_samples} samples of {len(job.data.val)}"
     return Evaluation(
         loss=all_loss / all_items if all_items else math.nan,

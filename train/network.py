@@ -1,10 +1,8 @@
-"""Which network interface leads to the other hosts."""
+"""Which network interface leads to the other hosts. Both planes may import it, so it must be cheap to."""
 
 from __future__ import annotations
 
 import socket
-
-import psutil
 
 
 def interface_towards(address: str, *, spans_hosts: bool) -> str | None:
@@ -18,6 +16,8 @@ def interface_towards(address: str, *, spans_hosts: bool) -> str | None:
         local = _source_address("192.0.2.1") or _source_address("2001:db8::1")  # documentation addresses, RFC 5737/3849
     if local is None:
         return None
+    import psutil
+
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.split("%")[0] == local for entry in addresses):
             return name
@@ -26,6 +26,8 @@ def interface_towards(address: str, *, spans_hosts: bool) -> str | None:
 
 def interfaces() -> list[str]:
     """Names of this host's interfaces."""
+    import psutil
+
     return sorted(psutil.net_if_addrs())
 
 

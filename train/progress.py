@@ -9,22 +9,28 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from train.seam import LOG_ONLY
+
 PLAIN_EVERY_S = 5.0
 log = logging.getLogger("train")
 console = Console(highlight=False, soft_wrap=True)
 errors = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
-def log_to_console(rank: int, world_size: int) -> None:
-    """Rank 0 says everything, the others only what is wrong, with their name before it."""
+def log_to_console(rank: int, world_size: int, *, has_agent: bool = False) -> None:
+    """Rank 0 says everything, the others only what is wrong, with their name before it.
+
+    A node agent names the rank itself, and keeps its log: of the other ranks it gets all, and what is for the log
+    alone is marked so.
+    """
     log.setLevel(logging.INFO)
     log.propagate = False
     for handler in list(log.handlers):
         log.removeHandler(handler)
         handler.close()
-    handler = _ConsoleHandler()
-    handler.setLevel(logging.INFO if rank == 0 else logging.WARNING)
-    prefix = f"rank {rank}: " if world_size > 1 and rank != 0 else ""
+    handler = _ConsoleHandler(hides_info=has_agent and rank != 0)
+    handler.setLevel(logging.INFO if rank == 0 or has_agent else logging.WARNING)
+    prefix = f"rank {rank}: " if world_size > 1 and rank != 0 and not has_agent else ""
     handler.setFormatter(logging.Formatter(f"{prefix}%(message)s"))
     log.addHandler(handler)
 
@@ -39,10 +45,17 @@ def log_to_file(folder: Path, node_rank: int, host: str, rank: int) -> None:
 
 
 class _ConsoleHandler(logging.Handler):
+    def __init__(self, *, hides_info: bool) -> None:
+        super().__init__()
+        self._hides_info = hides_info
+
     def emit(self, record: logging.LogRecord) -> None:
+        text = self.format(record)
+        if self._hides_info and record.levelno < logging.WARNING:
+            text = "\n".join(f"{LOG_ONLY}{line}" for line in text.split("\n"))
         style = {logging.WARNING: "yellow", logging.ERROR: "bold red"}.get(record.levelno)
         where = errors if record.levelno >= logging.ERROR else console
-        where.print(self.format(record), style=style, markup=False, emoji=False)  # `own:key: …` is no emoji
+        where.print(text, style=style, markup=False, emoji=False)  # `own:key: …` is no emoji
 
 
 class StepLine:

@@ -8,6 +8,7 @@ from torch import nn
 
 from train.errors import ReplicaError
 from train.runtime import Runtime
+from train.seam import Phase
 
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64  # as a signed number, like all of int64's arithmetic
 _MULTIPLIER = 0xBF58476D1CE4E5B9 - 2**64
@@ -37,7 +38,7 @@ def check_replicas(model: nn.Module, runtime: Runtime, step: int) -> None:
         return
     mine = fingerprints(model)
     extremes = torch.stack((mine, -mine))
-    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=runtime.group("step"))
+    dist.all_reduce(extremes, op=dist.ReduceOp.MAX, group=runtime.group(Phase.STEP))
     differs = extremes[0] != -extremes[1]
     if not bool(differs.any()):
         return

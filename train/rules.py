@@ -119,6 +119,8 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "train.check_replicas_every": _at_least(0),
     "train.sample_tokens": _at_least(0),
     "runtime.join_timeout_s": _above(0),
+    "runtime.start_timeout_s": _above(0),
+    "runtime.first_step_timeout_s": _above(0),
     "runtime.step_timeout_s": _above(0),
     "runtime.eval_timeout_s": _above(0),
     "runtime.save_timeout_s": _above(0),

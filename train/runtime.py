@@ -6,10 +6,11 @@ import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _set_pg_timeout
 
 from train.config import RuntimeConfig
 from train.errors import UsageError
@@ -17,20 +18,22 @@ from train.identity import Identity
 from train.meeting import meet
 from train.network import interface_towards, interfaces
 from train.progress import log
+from train.seam import Phase
 from train.seeds import mix
 
-Phase = Literal["step", "evaluation", "saving"]
 T = TypeVar("T")
 
 
 class Runtime:
     """One rank's device and its ties to the other ranks.
 
-    Each phase has a time-out of its own, and so a process group of its own: `step` on the chosen backend,
-    `evaluation` and `saving` on Gloo with tensors on the CPU.
+    Each phase has a time-out of its own, and so a process group of its own: steps on the chosen backend,
+    evaluation and saving on Gloo with tensors on the CPU.
     """
 
-    def __init__(self, me: Identity, config: RuntimeConfig, *, threads: int = 1, group: bool = True) -> None:
+    def __init__(
+        self, me: Identity, config: RuntimeConfig, *, threads: int = 1, group: bool = True, has_agent: bool = False
+    ) -> None:
         """Choose the device and join the others. Raises UsageError and JoinError.
 
         Args:
@@ -38,8 +41,11 @@ class Runtime:
             config: device, backend, interface and time-outs.
             threads: CPU threads this rank computes with.
             group: also make a process group for a single rank.
+            has_agent: a node agent judges who hangs, and knows who it is: torch's own time-outs come later.
         """
         self.me = me
+        self._config = config
+        self._has_agent = has_agent
         self.host = socket.gethostname()
         self.device = _choose_device(me, config)
         self.backend = _choose_backend(config, self.device)
@@ -77,21 +83,30 @@ class Runtime:
         store, cards = meet(self.me, f"{self.host} {gpu}", config.join_timeout_s)
         self._share_gpus(cards, config)
         _set_interface(self.me, config, spans_hosts=len({card.split()[0] for card in cards}) > 1)
-        store.set_timeout(timedelta(seconds=config.step_timeout_s))
+        first_wait = self._wait(Phase.FIRST_STEP)
+        store.set_timeout(first_wait)
         dist.init_process_group(
             self.backend,
             store=store,
             rank=self.rank,
             world_size=self.world_size,
-            timeout=timedelta(seconds=config.step_timeout_s),
+            timeout=first_wait,
             # Bound at once: a rank that picked a wrong device fails here, and barriers know their device.
             device_id=self.device if self.backend == "nccl" else None,
         )
         assert dist.group.WORLD is not None
-        self._groups["step"] = dist.group.WORLD
-        waits: dict[Phase, float] = {"evaluation": config.eval_timeout_s, "saving": config.save_timeout_s}
-        for phase, wait_s in waits.items():
-            self._groups[phase] = dist.new_group(backend="gloo", timeout=timedelta(seconds=wait_s))
+        self._groups[Phase.STEP] = dist.group.WORLD
+        for phase in (Phase.EVALUATION, Phase.SAVING):
+            self._groups[phase] = dist.new_group(backend="gloo", timeout=self._wait(phase), group_desc=phase.words)
+
+    def _wait(self, phase: Phase) -> timedelta:
+        budget_s = self._config.budget_s(phase)
+        return timedelta(seconds=2 * budget_s + 60 if self._has_agent else budget_s)
+
+    def end_first_step(self) -> None:
+        """The first step had a time-out of its own; from here on that of every step counts."""
+        if self.joined:
+            _set_pg_timeout(self._wait(Phase.STEP), self.group(Phase.STEP))
 
     def _share_gpus(self, cards: Sequence[str], config: RuntimeConfig) -> None:
         """NCCL wants a GPU for each rank; where two have one between them, Gloo carries the tensors instead."""
@@ -104,7 +119,7 @@ class Runtime:
         if self.rank == 0:
             log.warning(f"ranks {', '.join(twins)} share a GPU: using gloo, which is slower than nccl")
 
-    def gather(self, value: Any, phase: Phase = "saving") -> list[Any]:
+    def gather(self, value: Any, phase: Phase = Phase.SAVING) -> list[Any]:
         """Each rank's value, in rank order, on every rank. For small things: it pickles."""
         if not self.joined:
             return [value]
@@ -112,7 +127,7 @@ class Runtime:
         dist.all_gather_object(values, value, group=self.group(phase))
         return values
 
-    def broadcast(self, value: Any, phase: Phase = "saving") -> Any:
+    def broadcast(self, value: Any, phase: Phase = Phase.SAVING) -> Any:
         """Rank 0's value on every rank. For small things: it pickles."""
         if not self.joined:
             return value
@@ -120,7 +135,7 @@ class Runtime:
         dist.broadcast_object_list(box, src=0, group=self.group(phase))
         return box[0]
 
-    def broadcast_tensor(self, tensor: torch.Tensor, phase: Phase = "saving") -> None:
+    def broadcast_tensor(self, tensor: torch.Tensor, phase: Phase = Phase.SAVING) -> None:
         """Rank 0's values into every rank's CPU tensor."""
         if self.joined:
             dist.broadcast(tensor, src=0, group=self.group(phase))
@@ -179,7 +194,7 @@ class Runtime:
         Only after success. A rank that failed must not wait for others, nor be waited for: it just exits.
         """
         if self.joined:
-            dist.barrier(group=self.group("saving"))
+            dist.barrier(group=self.group(Phase.SAVING))
             dist.destroy_process_group()
             self._groups = {}
 

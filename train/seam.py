@@ -1,11 +1,19 @@
-"""What the launch plane and the training plane share: exit codes and environment names.
+"""What the launch plane and the training plane share: exit codes, environment names, a rank's status page.
 
-Standard library only. This is the one module that both planes may import.
+Standard library only. A node agent gives each rank a status page: one page of memory in a file that both have
+mapped. The rank writes there how far it is, the agent what it asks of the rank. Neither ever waits for the other.
+Beside the page, files of the same name with other endings carry what does not fit in it (`beside`).
 """
 
 from __future__ import annotations
 
+import mmap
+import os
+import struct
+import time
 from enum import IntEnum
+from pathlib import Path
+from typing import NamedTuple
 
 
 class Exit(IntEnum):
@@ -14,12 +22,148 @@ class Exit(IntEnum):
     FINISHED = 0
     BUG = 1  # Muster's own
     USAGE = 2  # bad config, environment or data: nothing was trained
+    PREFLIGHT = 3  # a host is not fit for the job, or the container could not start
     NEVER_JOINED = 4  # a rank or a host did not come
-    RANK_FAILED = 5  # an exception, a non-finite loss, replicas that differ
-    HANG = 6  # the other ranks did not come to a step's collective in time
+    RANK_FAILED = 5  # an exception, a signal, out of memory, a non-finite loss, replicas that differ
+    HANG = 6  # a rank made no progress in time
+    HOST_LOST = 7  # a host, or the agent on it, is gone
     STOPPED_UNSAVED = 8  # stopped, and what came after the last checkpoint is lost
     STOPPED_SAVED = 75  # stopped on request with a good checkpoint: run it again to go on
 
 
 RUN_ID = "MUSTER_RUN_ID"  # the run's name; survives restarts
 RUNS_DIR = "MUSTER_RUNS_DIR"  # the folder that holds the run folders
+START_ID = "MUSTER_START_ID"  # this start of the run; also the mark by which its processes are found
+SECRET_FILE = "MUSTER_SECRET_FILE"  # noqa: S105 - the name of a variable; never passed on to ranks
+STATUS_PAGE = "MUSTER_STATUS_PAGE"  # where a rank's status page is
+
+LOG_ONLY = "\x1e"  # a line of output that starts with this goes to the rank's log, not to the console
+STOP_FILE = "STOP"  # in a run folder: please stop
+
+
+class Phase(IntEnum):
+    """What a rank is doing; each phase has a time-out of its own."""
+
+    STARTING = 0  # up to the first step: loading, meeting the others, resuming
+    FIRST_STEP = 1  # compiling, first batches
+    STEP = 2
+    EVALUATION = 3
+    SAVING = 4
+    ENDING = 5  # the last step is done and saved
+
+    @property
+    def words(self) -> str:
+        """As said to people."""
+        return self.name.lower().replace("_", " ")
+
+
+class Status(NamedTuple):
+    """What a rank told last."""
+
+    is_ours: bool
+    """False: it never wrote; it is a script that knows nothing of status pages, or has not come so far."""
+    step: int
+    """Steps done."""
+    phase: Phase
+    progress_s: float
+    """When it last got on, on the host's monotonic clock."""
+    budget_s: float
+    """How long this phase may take without getting on."""
+    saved_step: int
+    """Step of the newest good checkpoint; -1: none."""
+
+
+_MAGIC = 0x4D555354
+_TOLD = struct.Struct("=IIQQdqQ")  # magic, phase, step, progress in ns, budget in s, saved step, reserved
+_BEAT = struct.Struct("=IQQ")  # phase, step, progress in ns: the part that changes at each step
+_FLAG = struct.Struct("=I")
+_PHASE_AT, _BUDGET_AT, _SAVED_AT = 4, 24, 32
+_STOP_AT, _DUMP_AT = 64, 68
+PAGE_BYTES = 4096
+
+
+class StatusPage:
+    """A rank's status page, seen from either side.
+
+    The rank calls `open_as_rank`, `beat`, `enter`, `saved` and reads `stop_asked`, `evidence_asked`;
+    the agent makes the page, calls `ask_to_stop`, `ask_for_evidence` and `read`.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        """Map the page; without a path, one of its own that nobody reads. Raises OSError and ValueError."""
+        self.path = path
+        if path is None:
+            self._map = mmap.mmap(-1, PAGE_BYTES)
+        else:
+            with path.open("r+b") as file:
+                self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
+
+    @classmethod
+    def make(cls, path: Path) -> StatusPage:
+        """A new page for a rank that is about to be started."""
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            os.ftruncate(descriptor, PAGE_BYTES)
+        finally:
+            os.close(descriptor)
+        page = cls(path)
+        page.saved(-1)
+        return page
+
+    def beside(self, ending: str) -> Path | None:
+        """A file that goes with the page: `failure.json`, `run`, `flight.json`. None where nobody would read it."""
+        return self.path.with_suffix(f".{ending}") if self.path else None
+
+    # The rank's side.
+
+    def open_as_rank(self, budget_s: float) -> None:
+        """This rank knows of status pages; it may take `budget_s` until its first step."""
+        _TOLD.pack_into(self._map, 0, _MAGIC, Phase.STARTING, 0, time.monotonic_ns(), budget_s, -1, 0)
+
+    def beat(self, phase: Phase, step: int) -> None:
+        """The rank got on: `step` steps are done, and this is what it does now."""
+        _BEAT.pack_into(self._map, _PHASE_AT, phase, step, time.monotonic_ns())
+
+    def enter(self, phase: Phase, step: int, budget_s: float) -> None:
+        """A beat that also sets how long this phase may take without another."""
+        struct.pack_into("=d", self._map, _BUDGET_AT, budget_s)
+        self.beat(phase, step)
+
+    def saved(self, step: int) -> None:
+        """There is a good checkpoint of this step."""
+        struct.pack_into("=q", self._map, _SAVED_AT, step)
+
+    @property
+    def stop_asked(self) -> bool:
+        """Whether the agent asks the rank to stop at a step that all ranks agree on."""
+        return self._map[_STOP_AT] != 0
+
+    @property
+    def evidence_asked(self) -> bool:
+        """Whether the agent asks for the flight record: somebody hangs."""
+        return self._map[_DUMP_AT] != 0
+
+    # The agent's side.
+
+    def read(self) -> Status:
+        """What the rank told last."""
+        told = _TOLD.unpack_from(self._map, 0)
+        for _ in range(3):  # the rank may be writing just now
+            again = _TOLD.unpack_from(self._map, 0)
+            if again == told:
+                break
+            told = again
+        magic, phase, step, progress_ns, budget_s, saved_step, _ = told
+        return Status(magic == _MAGIC, step, Phase(phase), progress_ns / 1e9, budget_s, saved_step)
+
+    def ask_to_stop(self) -> None:
+        """Stop, please."""
+        _FLAG.pack_into(self._map, _STOP_AT, 1)
+
+    def ask_for_evidence(self) -> None:
+        """Write the flight record beside the page, please."""
+        _FLAG.pack_into(self._map, _DUMP_AT, 1)
+
+    def close(self) -> None:
+        """Let go of it."""
+        self._map.close()

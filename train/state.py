@@ -12,11 +12,13 @@ from train.checkpoint import Checkpoints, State
 from train.config import Config
 from train.data import Batches, Data, Order
 from train.errors import CheckpointError, NonFiniteError
+from train.health import Health
 from train.metrics import Metrics
 from train.models import Objective
 from train.precision import Precision
 from train.progress import StepLine, log
-from train.runtime import Phase, Runtime
+from train.runtime import Runtime
+from train.seam import Phase
 from train.strategies import Strategy
 
 
@@ -67,8 +69,15 @@ class Job:
     metrics: Metrics | None = None
     """Only rank 0 keeps them."""
     progress: Progress = field(default_factory=Progress)
-    phase: Phase = "step"
-    """What this rank is doing: which time-out counts."""
+    health: Health = field(default_factory=Health)
+    """What this rank is doing, and its word to the node agent."""
+
+    def end_step(self) -> None:
+        """A step is done; after the first one, the time-out of every step counts."""
+        self.health.beat(self.progress.step)
+        if self.health.phase is not Phase.STEP:
+            self.runtime.end_first_step()
+            self.health.enter(Phase.STEP, self.progress.step)
 
 
 def state_of(job: Job) -> State:
@@ -97,6 +106,8 @@ def restore(job: Job, state: State) -> None:
         group.update(now)  # the moments are the checkpoint's, the settings those of today's config
     job.precision.load(state["scaler"])
     job.progress = Progress(**state["progress"])
+    job.health.beat(job.progress.step)
+    job.health.saved(job.progress.saved_step)
 
 
 def save(job: Job) -> None:
@@ -107,7 +118,7 @@ def save(job: Job) -> None:
     bad = next((n for n, p in job.objective.model.named_parameters() if not bool(torch.isfinite(p).all())), None)
     if bad is not None:
         raise NonFiniteError(f"{bad} is not finite after step {job.progress.step}: not saved")
-    job.phase = "saving"
+    job.health.enter(Phase.SAVING, job.progress.step)
     saved = True
     if job.checkpoints is not None:
         try:
@@ -117,4 +128,5 @@ def save(job: Job) -> None:
             log.warning(f"{error}; older checkpoints stay, training goes on")
     if job.runtime.broadcast(saved):
         job.progress.saved_step = job.progress.step
-    job.phase = "step"
+        job.health.saved(job.progress.step)
+    job.health.enter(Phase.STEP, job.progress.step)

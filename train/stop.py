@@ -1,4 +1,4 @@
-"""Requests to stop, by signal."""
+"""Requests to stop: by signal, or by a node agent through the status page."""
 
 from __future__ import annotations
 
@@ -7,11 +7,17 @@ import signal
 import time
 from types import FrameType
 
+from train.health import Health
+
 
 class StopRequest:
-    """Asked to stop: SIGTERM, SIGUSR2 or Ctrl-C once. Ctrl-C or SIGTERM again, a second later, ends at once."""
+    """Asked to stop: SIGTERM, SIGUSR2 or Ctrl-C once, or by the node agent.
 
-    def __init__(self) -> None:
+    Ctrl-C or SIGTERM again, a second later, ends at once. An agent's request may have come long before the first step.
+    """
+
+    def __init__(self, health: Health) -> None:
+        self._health = health
         self._since: float | None = None
         self._quietly = True
 
@@ -23,7 +29,7 @@ class StopRequest:
 
     def __call__(self) -> bool:
         """Whether somebody asked."""
-        return self._since is not None
+        return self._since is not None or self._health.stop_asked
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

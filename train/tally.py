@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 
 from train.runtime import Runtime
+from train.seam import Phase
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Tally:
         self._sums = torch.stack(
             (loss_sum.detach().double(), count.double(), torch.full_like(count, stop, dtype=torch.float64))
         )
-        group = runtime.group("step")
+        group = runtime.group(Phase.STEP)
         alone = runtime.world_size == 1
         self._work = None if alone else dist.all_reduce(self._sums, group=group, async_op=True)
         self._on_host = self._sums

@@ -21,6 +21,7 @@ from train.config import RuntimeConfig
 from train.errors import JoinError, UsageError
 from train.identity import Identity
 from train.runtime import Runtime
+from train.seam import Phase
 from train.seeds import mix
 
 UNKNOWN = ".".join(["x" * 60] * 5)  # too long a name: no resolver asks for it
@@ -231,12 +232,12 @@ def test_a_lone_process_needs_no_group() -> None:
     runtime = alone()
     assert not runtime.joined
     assert not dist.is_initialized()
-    assert runtime.group("step") is None
+    assert runtime.group(Phase.STEP) is None
     assert runtime.gather({"a": 1}) == [{"a": 1}]
     assert runtime.broadcast("word") == "word"
     numbers = torch.tensor([1.0, 2.0], requires_grad=True)
-    assert runtime.sum(numbers, "evaluation").tolist() == [1.0, 2.0]
-    assert not runtime.sum(numbers, "evaluation").requires_grad
+    assert runtime.sum(numbers, Phase.EVALUATION).tolist() == [1.0, 2.0]
+    assert not runtime.sum(numbers, Phase.EVALUATION).requires_grad
     runtime.broadcast_tensor(torch.ones(1))
     runtime.agree({"config": "x"}, {"config": "y"})
     runtime.close()
@@ -245,25 +246,49 @@ def test_a_lone_process_needs_no_group() -> None:
 def test_a_group_of_one_works_like_any_and_is_gone_afterwards() -> None:
     runtime = Runtime(Identity(), CPU, group=True)
     assert runtime.joined
-    groups = [runtime.group(phase) for phase in ("step", "evaluation", "saving")]
+    groups = [runtime.group(phase) for phase in (Phase.STEP, Phase.EVALUATION, Phase.SAVING)]
     assert len({id(group) for group in groups}) == 3
     assert runtime.gather(7) == [7]
     assert runtime.broadcast([1, 2]) == [1, 2]
-    assert runtime.sum(torch.ones(2), "evaluation").tolist() == [1.0, 1.0]
+    assert runtime.sum(torch.ones(2), Phase.EVALUATION).tolist() == [1.0, 1.0]
     runtime.close()
     assert not dist.is_initialized()
     assert not runtime.joined
 
 
+def waits(runtime: Runtime) -> list[float]:
+    """Seconds that steps, evaluation and saving wait for other ranks, as torch has them."""
+    groups: list[Any] = [runtime.group(phase) for phase in (Phase.STEP, Phase.EVALUATION, Phase.SAVING)]
+    return [group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in groups]
+
+
 def test_each_phase_has_its_own_time_out() -> None:
-    config = RuntimeConfig(device="cpu", step_timeout_s=11, eval_timeout_s=22, save_timeout_s=33)
+    config = RuntimeConfig(
+        device="cpu", first_step_timeout_s=44, step_timeout_s=11, eval_timeout_s=22, save_timeout_s=33
+    )
     runtime = Runtime(Identity(), config, group=True)
-    found = {}
-    for phase in ("step", "evaluation", "saving"):
-        group: Any = runtime.group(phase)
-        found[phase] = group._get_backend(torch.device("cpu")).options._timeout.total_seconds()
+    assert waits(runtime) == [44, 22, 33]
+    runtime.end_first_step()
+    assert waits(runtime) == [11, 22, 33]
     runtime.close()
-    assert found == {"step": 11, "evaluation": 22, "saving": 33}
+
+
+def test_a_first_step_may_take_at_least_as_long_as_the_others() -> None:
+    config = RuntimeConfig(device="cpu", first_step_timeout_s=44, step_timeout_s=55)
+    runtime = Runtime(Identity(), config, group=True)
+    assert waits(runtime)[0] == 55
+    runtime.close()
+
+
+def test_under_an_agent_torch_s_time_outs_come_after_its_own() -> None:
+    config = RuntimeConfig(
+        device="cpu", first_step_timeout_s=44, step_timeout_s=11, eval_timeout_s=22, save_timeout_s=33
+    )
+    runtime = Runtime(Identity(), config, group=True, has_agent=True)
+    assert waits(runtime) == [2 * 44 + 60, 2 * 22 + 60, 2 * 33 + 60]
+    runtime.end_first_step()
+    assert waits(runtime)[0] == 2 * 11 + 60
+    runtime.close()
 
 
 # Facts that must agree

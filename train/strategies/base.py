@@ -13,6 +13,7 @@ from torch import nn
 
 from train.config import StrategyConfig
 from train.runtime import Runtime
+from train.seam import Phase
 
 
 class Strategy(ABC):
@@ -63,7 +64,7 @@ class Strategy(ABC):
         """After each step: give every rank the first one's buffers (running statistics), as they are saved."""
         if self.runtime.world_size > 1:
             for buffer in self.buffers:
-                dist.broadcast(buffer, src=0, group=self.runtime.group("step"))
+                dist.broadcast(buffer, src=0, group=self.runtime.group(Phase.STEP))
 
     @cached_property
     def buffers(self) -> list[torch.Tensor]:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
 from train.config import StrategyConfig
 from train.runtime import Runtime
+from train.seam import Phase
 from train.strategies.base import Strategy
 
 
@@ -60,7 +61,7 @@ class DistributedDataParallel(Strategy):
         return self.ddp.no_sync()
 
     def _add_hook(self) -> None:
-        group = self.runtime.group("step")
+        group = self.runtime.group(Phase.STEP)
         if self.config.comm_hook == "powersgd":
             state = powerSGD_hook.PowerSGDState(
                 process_group=group,

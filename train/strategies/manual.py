@@ -13,6 +13,7 @@ from torch import nn
 
 from train.config import StrategyConfig
 from train.runtime import Runtime
+from train.seam import Phase
 from train.strategies.base import Strategy
 
 
@@ -23,7 +24,7 @@ class Manual(Strategy):
 
     def __init__(self, config: StrategyConfig, runtime: Runtime) -> None:
         super().__init__(config, runtime)
-        self.group = runtime.group("step")
+        self.group = runtime.group(Phase.STEP)
 
     def wrap(self, objective: nn.Module) -> None:
         """Rank 0's weights to all ranks; then plan the buckets."""

@@ -1,0 +1,119 @@
+"""Ranks under a node agent, seen from its side of the seam: pages, files beside them, output."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.agents import FakeAgent
+from train.seam import LOG_ONLY, Phase
+
+SMALL = (
+    "run", "--strategy.name=ddp", "--model.name=mlp", "--data.name=classification", "--batch.global_size=16",
+    "--train.tensorboard=false", "--train.log_every=1",
+)  # fmt: skip
+
+
+def lines_of(output: str) -> list[str]:
+    """Its lines; not by splitlines, which takes LOG_ONLY itself for an end of line."""
+    return output.removesuffix("\n").split("\n")
+
+
+def test_a_stop_asked_for_before_the_start_ends_all_ranks_saved_after_few_steps(tmp_path: Path) -> None:
+    """The page keeps the request while torch is loaded. It is asked of rank 1 alone: all stop at one step."""
+    with FakeAgent(tmp_path) as agent:
+        agent.pages[1].ask_to_stop()
+        agent.start(*SMALL, "--train.steps=100000")
+        codes, outputs = agent.end()
+        assert codes == [75, 75], outputs
+        told = [page.read() for page in agent.pages]
+        assert [status.is_ours for status in told] == [True, True]
+        assert {status.phase for status in told} == {Phase.ENDING}
+        (step,) = {status.step for status in told}
+        assert 1 <= step <= 2  # asked in step 1, read a step later
+        assert [status.saved_step for status in told] == [step, step]
+        assert (agent.run / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"
+        assert not any(agent.beside(rank, "failure.json").exists() for rank in (0, 1))
+        assert [agent.beside(rank, "run").read_text() for rank in (0, 1)] == [f"{agent.run}\n"] * 2
+
+        # The agent keeps the logs and writes the verdict.
+        assert not (agent.run / "verdict.json").exists()
+        assert not (agent.run / "logs").exists()
+        assert json.loads((agent.run / "environment.json").read_text())["started_by"] == "agent"
+        assert not any(line.startswith(LOG_ONLY) for line in lines_of(outputs[0]))
+        hidden = [line for line in lines_of(outputs[1]) if line.startswith(LOG_ONLY)]
+        assert f"{LOG_ONLY}run folder {agent.run}" in hidden
+        assert f"run folder {agent.run}" in lines_of(outputs[0])
+        assert [line for line in lines_of(outputs[1]) if not line.startswith(LOG_ONLY)] == []
+        assert "\x1b" not in outputs[0] + outputs[1]
+
+
+OWN = '''
+import os, signal, time, torch
+from torch.utils.data import TensorDataset
+def data():
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, x[:, :1]), TensorDataset(x[:8], x[:8, :1])
+class Odd(torch.nn.Linear):
+    calls = 0
+    def forward(self, x):
+        self.calls += 1
+        if os.environ["RANK"] == "1" and self.calls == 3:
+            ACT
+        return super().forward(x)
+def model():
+    return Odd(4, 1)
+'''
+
+
+def _own(folder: Path, act: str) -> tuple[str, ...]:
+    """The command for a job in which rank 1 does something odd in its third forward."""
+    (folder / "own_odd.py").write_text(OWN.replace("ACT", act))
+    return ("run", "--strategy.name=ddp", "--data.name=own_odd:data", "--model.name=own_odd:model",
+            "--batch.global_size=8", "--train.epochs=1")  # fmt: skip
+
+
+def test_an_exception_on_one_rank_tells_culprit_from_victim(tmp_path: Path) -> None:
+    with FakeAgent(tmp_path) as agent:
+        agent.start(*_own(tmp_path, 'raise ValueError("two\\nlines")'))
+        codes, outputs = agent.end()
+        assert codes == [5, 5], outputs
+        victim, culprit = agent.told(0, "failure.json"), agent.told(1, "failure.json")
+        assert culprit == {
+            "kind": "exception", "exit_code": 5, "step": 2, "words": f"ValueError: two at {tmp_path}/own_odd.py:12"
+        }  # fmt: skip
+        assert (victim["kind"], victim["exit_code"], victim["step"]) == ("collective", 5, 2)
+        assert "lost contact with another rank in step 3" in victim["words"]
+        assert "Traceback" in outputs[1]
+
+
+@pytest.mark.slow
+def test_the_survivor_of_a_kill_is_a_victim(tmp_path: Path) -> None:
+    with FakeAgent(tmp_path) as agent:
+        agent.start(*_own(tmp_path, "os.kill(os.getpid(), signal.SIGKILL)"))
+        codes, outputs = agent.end()
+        assert codes == [5, -signal.SIGKILL], outputs
+        assert agent.told(0, "failure.json")["kind"] == "collective"
+        assert not agent.beside(1, "failure.json").exists()
+
+
+def test_a_refused_config_and_a_rank_that_waits_in_vain_have_kinds_of_their_own(tmp_path: Path) -> None:
+    with FakeAgent(tmp_path) as agent:
+        agent.start(*SMALL, "--runtime.join_timeout_s=2", ranks=[0])
+        agent.start(*SMALL, "--train.steps=0", "--batch.global_size=1", ranks=[1])
+        codes, outputs = agent.end()
+        assert codes == [4, 2], outputs
+        waiter, refused = agent.told(0, "failure.json"), agent.told(1, "failure.json")
+        assert (waiter["kind"], waiter["exit_code"], waiter["step"]) == ("join", 4, 0)
+        assert waiter["words"].startswith("rank 1 of 2 did not join within 2 s")
+        assert (refused["kind"], refused["exit_code"]) == ("usage", 2)
+        assert [line.split(":")[0] for line in refused["words"].splitlines()] == [
+            "train.steps",
+            "batch.global_size",
+        ]
+        assert not agent.pages[1].read().is_ours  # refused before it told anything
+        assert agent.pages[0].read().is_ours
+        assert agent.pages[0].read().budget_s == 1800

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import shutil
 import socket
-import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from train.errors import UsageError
 from train.options import LaunchOptions
 from train.seam import STATUS_PAGE
+from train.slurm_lists import expand_counts, expand_hosts
 
 DEFAULT_PORT = 29500  # the tutorial's and torchrun's own
 
@@ -231,28 +230,18 @@ def _optional(env: Mapping[str, str], name: str) -> int | None:
 
 def _slurm_tasks_here(env: Mapping[str, str]) -> int | None:
     """This node's tasks, from `SLURM_STEP_TASKS_PER_NODE` such as `2(x3),1` (srun(1), OUTPUT ENVIRONMENT)."""
-    counts: list[int] = []
-    for part in (env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE") or "").split(","):
-        count, _, times = part.partition("(x")
-        if count.isdigit():
-            counts += [int(count)] * int(times.rstrip(")") or 1)
+    text = env.get("SLURM_STEP_TASKS_PER_NODE") or env.get("SLURM_TASKS_PER_NODE")
+    counts = expand_counts(text) if text else []
     node = _optional(env, "SLURM_NODEID")
     return counts[node] if node is not None and node < len(counts) else None
 
 
 def first_host(hosts: str) -> str:
     """First host of a Slurm host list: `rack[1-2]node[08,3]` is `rack1node08`. Raises UsageError."""
-    if shutil.which("scontrol"):
-        command = ["scontrol", "show", "hostnames", hosts]
-        shown = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-        if shown.returncode == 0 and shown.stdout.strip():
-            return shown.stdout.split()[0]
-    from hostlist import BadHostlist, expand_hostlist
-
     try:
-        return str(expand_hostlist(hosts, sort=False)[0])
-    except (BadHostlist, IndexError):
-        raise UsageError(f"Slurm's host list {hosts!r} cannot be read; give --rank and the like") from None
+        return expand_hosts(hosts)[0]
+    except UsageError as error:
+        raise UsageError(f"{error}; give --rank and the like") from None
 
 
 def stable_run_id(env: Mapping[str, str]) -> str | None:

@@ -6,6 +6,8 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +22,11 @@ USAGE = """usage: python -m train COMMAND [options]
 
 commands:
   run        train as one rank of a job: python -m train run --config ddp
+  node       start this host's ranks, watch them, end together: python -m train node --standalone \
+             --nproc-per-node 2 -- run --config ddp
+  plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
+  stop       ask a run to save and stop: python -m train stop RUN
+  explain    why a run ended, or what a log file tells: python -m train explain RUN
 
 python -m train COMMAND --help tells more."""
 
@@ -28,6 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code, as in `train/seam.py`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Callable[[list[str]], int]] = {"run": run}
+    commands |= {name: partial(_launch, name) for name in ("node", "plan", "stop", "explain")}
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)
         return Exit.FINISHED
@@ -38,6 +46,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{'no command given' if not arguments else f'no command {arguments[0]!r}'}\n\n{USAGE}", file=sys.stderr)
         return Exit.USAGE
     return commands[arguments[0]](arguments[1:])
+
+
+def _launch(name: str, argv: list[str]) -> int:
+    """A command of the launch plane: only its own module is imported."""
+    module = import_module(f"train.launch.{'agent' if name == 'node' else name}")
+    return int(module.main(argv))
 
 
 def run(argv: list[str]) -> int:
@@ -69,7 +83,7 @@ def run(argv: list[str]) -> int:
         problems += error.problems
     if problems:
         health.tell_failure("usage", Exit.USAGE, "\n".join(problems))
-        return _refuse(problems, me)
+        return _refuse(problems, me, names_rank=not health.has_agent)
     log.info(
         f"muster: {config.strategy.name} · {config.model.name} on {config.data.name} · "
         f"rank {me.rank} of {me.world_size} ({me.source}) · loading torch"
@@ -77,7 +91,10 @@ def run(argv: list[str]) -> int:
     try:
         from train.job import run as run_job
 
-        return run_job(config, options, me, health)
+        code = run_job(config, options, me, health)
+        if code == Exit.STOPPED_UNSAVED:
+            health.tell_failure("interrupted", code, "stopped on request, but the last steps could not be saved")
+        return code
     except BaseException as error:
         failure = failure_of(error)
         health.tell_failure(*failure)  # before anything that could block
@@ -89,10 +106,10 @@ def run(argv: list[str]) -> int:
     os._exit(failure.exit_code)
 
 
-def _refuse(problems: list[str], me: Identity) -> int:
+def _refuse(problems: list[str], me: Identity, *, names_rank: bool) -> int:
     """Tell what is wrong with config or environment, once a host: a file may be missing on one of them."""
     if me.rank == 0 or not me.local_rank:
-        who = f"rank {me.rank}: " if me.rank else ""
+        who = f"rank {me.rank}: " if me.rank and names_rank else ""
         count = "one problem" if len(problems) == 1 else f"{len(problems)} problems"
         print(f"{who}{count}, nothing was started:", file=sys.stderr)
         for problem in problems:

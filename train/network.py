@@ -14,10 +14,14 @@ def interface_towards(address: str, *, spans_hosts: bool) -> str | None:
     local = _source_address(address)
     if local is not None and spans_hosts and (local == "::1" or local.startswith("127.")):
         local = _source_address("192.0.2.1") or _source_address("2001:db8::1")  # documentation addresses, RFC 5737/3849
-    if local is None:
-        return None
+    return None if local is None else interface_of(local)
+
+
+def interface_of(local_address: str) -> str | None:
+    """Name of the interface that has this address of the host; None where there is none."""
     import psutil
 
+    local = local_address.removeprefix("::ffff:")  # IPv4 seen through an IPv6 socket
     for name, addresses in psutil.net_if_addrs().items():
         if any(entry.address.split("%")[0] == local for entry in addresses):
             return name

@@ -1,1 +1,1 @@
-"""The launch plane: hosts in a given order become ranks, one command a host, and one verdict. Never imports torch."""
+"""The launch plane: hosts become ranks, ranks are started, watched and ended together. Nothing here imports torch."""

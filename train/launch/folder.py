@@ -1,0 +1,116 @@
+"""The run folder as agents see it: logs, events, plan and verdict, once it is known which folder it is."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from train.errors import UsageError
+from train.launch.output import Writer
+from train.seam import STOP_FILE
+
+
+class Folder:
+    """`runs/<run_id>/`. What is told before the folder is known is kept until then."""
+
+    def __init__(self, writer: Writer, *, has_events: bool) -> None:
+        """
+        Args:
+            writer: the thread that writes.
+            has_events: this is agent 0, which keeps `events.jsonl`, `plan.json` and `verdict.json`.
+        """
+        self._writer = writer
+        self._has_events = has_events
+        self._waiting: list[tuple[str, str]] = []
+        self._lock: IO[str] | None = None
+        self._began_s = time.monotonic()
+        self.path: Path | None = None
+
+    def is_at(self, path: Path) -> None:
+        """This is the folder."""
+        self.path = path
+        for name, text in self._waiting:
+            self._append(name, text)
+        self._waiting = []
+
+    def lock(self) -> None:
+        """Hold the folder for as long as this process lives. Raises UsageError where another job has it."""
+        assert self.path is not None
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / ".agent.lock").open("a+", encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--runs-dir: cannot write {self.path}: {error.strerror}") from None
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            holder = lock.read().strip()
+            raise UsageError(
+                f"--run-id: run {self.path.name} is in use by {holder}: stop that job, or give another --run-id"
+            ) from None
+        except OSError:  # a file system without locks
+            return
+        lock.truncate(0)
+        lock.write(f"agent {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}\n")
+        lock.flush()
+        self._lock = lock
+
+    def record(self, event: str, **facts: Any) -> None:
+        """Add a line to `events.jsonl`."""
+        if self._has_events:
+            row = {"time": time.time(), "t_s": round(time.monotonic() - self._began_s, 3), "event": event, **facts}
+            self._append("events.jsonl", json.dumps(row) + "\n")
+
+    def write(self, name: str, content: Mapping[str, Any]) -> None:
+        """Write a JSON file."""
+        if self.path is not None:
+            path, text = self.path / name, json.dumps(content, indent=1) + "\n"
+            self._writer.put(len(text), lambda: _replace(path, text))
+
+    def conclude(self, verdict: Mapping[str, Any], *, replace: bool) -> None:
+        """Write `verdict.json`; without `replace` only where there is none: who sees less yields to agent 0."""
+        if self.path is not None and (replace or not (self.path / "verdict.json").exists()):
+            self.write("verdict.json", verdict)
+
+    def take_stop_file(self) -> bool:
+        """Whether somebody put a STOP file there; it is gone then."""
+        if self.path is None:
+            return False
+        try:
+            (self.path / STOP_FILE).unlink()
+        except OSError:
+            return False
+        return True
+
+    def _append(self, name: str, text: str) -> None:
+        if self.path is None:
+            self._waiting.append((name, text))
+            return
+        path = self.path / name
+        self._writer.put(len(text), lambda: _append(path, text))
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(text)
+    except OSError:
+        pass  # the logs say that the disk is full; what happened is on the console too
+
+
+def _replace(path: Path, text: str) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        aside.write_text(text, encoding="utf-8")
+        aside.replace(path)
+    except OSError:
+        aside.unlink(missing_ok=True)

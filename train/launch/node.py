@@ -1,0 +1,311 @@
+"""One host's half of the agent: its ranks are started, listened to and ended as agent 0 says."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from train.launch import keeper
+from train.launch.environment import Place, rank_environment
+from train.launch.folder import Folder
+from train.launch.output import Console, RankLog, RankOutput, Writer
+from train.launch.ranks import Rank, reap
+from train.launch.views import Terms
+from train.launch.wire import Message
+from train.seam import Exit
+
+KILL_AFTER_S = 2.0
+FLIGHT_S, STACK_S = 2.0, 1.0
+
+
+class Node:
+    """The ranks of this host, through all starts of the job."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        node_rank: int,
+        tell: Callable[[Message], None],
+        console: Console,
+        keeper_pipe: KeeperPipe,
+        run_id: str | None,
+        runs_dir: Path,
+    ) -> None:
+        """
+        Args:
+            terms: the job.
+            node_rank: this host's.
+            tell: queues a message to agent 0.
+            console: where lines go.
+            keeper_pipe: the keeper's.
+            run_id: the run's name, where it is known from the start.
+            runs_dir: the folder of run folders.
+        """
+        self.terms, self.node_rank, self._tell, self._console, self._keeper = (
+            terms, node_rank, tell, console, keeper_pipe,
+        )  # fmt: skip
+        self._run_id, self._runs_dir = run_id, runs_dir
+        self._logs = Writer("logs")
+        self.folder = Folder(self._logs, has_events=node_rank == 0)
+        self.ranks: list[Rank] = []
+        self.interface: str | None = None
+        self.start_id = ""
+        self._aside: Path | None = None
+        self._ending = False
+        self._beat_s = 0.0
+        self._awake_since_s = 0.0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._is_ours = is_ours(terms.command)
+
+    # What agent 0 says.
+
+    def obey(self, message: Message) -> None:
+        """Carry out a message of agent 0."""
+        match message["kind"]:
+            case "start":
+                self._start(message)
+            case "stop":
+                self._ask_to_stop(message["by"])
+            case "evidence":
+                self._run(self._gather_evidence())
+            case "end":
+                self._run(self.end(now=message["now"]))
+
+    def _start(self, message: Message) -> None:
+        self.start_id, self._ending = message["start_id"], False
+        shared_memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+        where = shared_memory if os.access(shared_memory, os.W_OK) else None
+        self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
+        self._keeper.say(f"start {self.start_id}", f"folder {self._aside}")
+        plan = self.terms.plan
+        place = Place(
+            node_rank=self.node_rank,
+            nnodes=len(plan.hosts),
+            nproc=plan.hosts[self.node_rank].slots,
+            first_rank=plan.ranks(self.node_rank)[0],
+            world_size=plan.world_size,
+            master_addr=plan.master_addr,
+            master_port=message["master_port"],
+            start_id=self.start_id,
+            restart_count=message["restart_count"],
+            max_restarts=self.terms.max_restarts,
+            run_id=self._run_id,
+            runs_dir=str(self._runs_dir),
+            interface=self.interface,
+        )
+        self.ranks = []
+        try:
+            for local_rank in range(place.nproc):
+                self._start_rank(place, local_rank)
+        except OSError as error:
+            words = f"cannot start {self.terms.command[0]!r}: {error.strerror or error}"
+            self._tell({"kind": "failed", "words": words, "exit_code": int(Exit.USAGE)})
+        if self.folder.path is not None:
+            self._move_logs()
+
+    def _start_rank(self, place: Place, local_rank: int) -> None:
+        assert self._aside is not None
+        number = place.first_rank + local_rank
+        log = RankLog(self._logs, self._aside / f"rank{number}.log", self._console.say)
+        prefix = f"{self.name} rank {number} | " if place.nnodes > 1 else f"rank {number} | "
+        output = RankOutput(prefix if place.world_size > 1 else "", self._console, log)
+        rank = Rank(number, self._aside / f"rank{number}.page", output, is_ours=self._is_ours)
+        environment = rank_environment(os.environ, place, local_rank, str(rank.page.path))
+        rank.start(self.terms.command, environment)
+        self.ranks.append(rank)
+        self._keeper.say(f"session {rank.pid}")
+        asyncio.get_running_loop().add_reader(rank.pipe, self._listen, rank)
+
+    def _ask_to_stop(self, by: str) -> None:
+        for rank in self.ranks:
+            rank.page.ask_to_stop()
+            # A signal during `import torch` would kill ours: they read their page. Others know only the signal.
+            if not self._is_ours and not rank.page.read().is_ours:
+                rank.kill_alone(signal.SIGTERM)
+        if self.ranks:
+            self._console.say(
+                f"stopping, asked by {by}; {self.terms.grace_s:g} s to save (again: ends at once, unsaved)"
+            )
+
+    async def _gather_evidence(self) -> None:
+        """Flight records first, then the stacks of all threads, which cost the ranks their lives."""
+        for rank in self.ranks:
+            rank.page.ask_for_evidence()
+        await _until(lambda: all(r.code is not None or r.has_flight_record() for r in self._own()), FLIGHT_S)
+        told = {rank.rank: rank.evidence()["state"] for rank in self.ranks}
+        for rank in self.ranks:
+            rank.kill_alone(signal.SIGABRT)
+        await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in self.ranks), STACK_S)
+        evidence = {}
+        for rank in self.ranks:
+            rank.read()
+            evidence[rank.rank] = {**rank.evidence(), "state": told[rank.rank]}
+            self.folder.write(f"evidence/{self.start_id}-rank{rank.rank}.json", evidence[rank.rank])
+        self._tell({"kind": "evidence", "ranks": evidence})
+
+    def _own(self) -> list[Rank]:
+        return [rank for rank in self.ranks if rank.page.read().is_ours]
+
+    async def end(self, *, now: bool = False) -> None:
+        """End everything of this start on this host, then say so. SIGTERM first, unless `now`."""
+        if self._ending:
+            return
+        self._ending = True
+        if not now and any(rank.code is None for rank in self.ranks):
+            for rank in self.ranks:
+                rank.kill(signal.SIGTERM)
+            await _until(lambda: all(rank.code is not None for rank in self.ranks), KILL_AFTER_S)
+        for rank in self.ranks:
+            rank.kill(signal.SIGKILL)
+        sessions = {rank.pid for rank in self.ranks if rank.pid}
+        left = await asyncio.to_thread(keeper.end_all, lambda: self._find(sessions))
+        for rank in self.ranks:
+            if rank.pipe >= 0:
+                rank.read()
+                asyncio.get_running_loop().remove_reader(rank.pipe)
+                rank.close()
+            rank.output.log.close()
+        if left:
+            self._console.say(f"cannot end process {', '.join(map(str, sorted(left)))}: it does not die (state D?)")
+        self._keeper.say("over")
+        if self._aside is not None and self.folder.path is not None:
+            self._logs.put(0, partial(shutil.rmtree, self._aside, ignore_errors=True))
+        self._tell({"kind": "ended", "left": sorted(left)})
+
+    def _find(self, sessions: set[int]) -> set[int]:
+        own = {pid for pid, process in keeper.processes().items() if process.parent == os.getpid()}
+        return (keeper.members({self.start_id}, sessions) | own) - {self._keeper.pid}
+
+    def _run(self, what: Any) -> None:
+        task = asyncio.get_running_loop().create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # What happens here.
+
+    def _listen(self, rank: Rank) -> None:
+        if not rank.read():
+            asyncio.get_running_loop().remove_reader(rank.pipe)
+            rank.close()
+
+    def children_ended(self) -> None:
+        """SIGCHLD came."""
+        by_pid = {rank.pid: rank for rank in self.ranks}
+        for pid, code in reap():
+            if pid == self._keeper.pid:
+                self._keeper.start()
+                self._keeper.say(f"start {self.start_id}", *(f"session {r.pid}" for r in self.ranks if r.code is None))
+            elif pid in by_pid:
+                rank = by_pid[pid]
+                rank.code = code
+                rank.read()  # its last words, before it is judged
+                gpus = Path("/dev/nvidia0").exists()
+                report = rank.end_report(gpu=self.ranks.index(rank) if gpus else None)
+                self._tell({**report, "by_us": self._ending})
+
+    def tick(self, now_s: float, awake_since_s: float) -> None:
+        """Time has passed: look after the run folder, and each second tell how far the ranks are."""
+        self._awake_since_s = awake_since_s
+        if self.folder.path is None:
+            self._look_for_folder()
+        if now_s - self._beat_s < 1.0:
+            return
+        self._beat_s = now_s
+        rows = []
+        for rank in self.ranks:
+            status, over_s = rank.status(awake_since_s)
+            rows.append([rank.rank, status.is_ours, status.step, status.phase, status.saved_step, over_s])
+        quiet_s = min((time.monotonic() - rank.output.heard_s for rank in self.ranks), default=0.0)
+        self._tell({"kind": "beat", "ranks": rows, "quiet_s": round(quiet_s, 1)})
+        if self.folder.take_stop_file():
+            self._tell({"kind": "stop", "by": "the STOP file", "now": False})
+
+    # The run folder.
+
+    @property
+    def name(self) -> str:
+        """This host's name, as people know it."""
+        return self.terms.name_of(self.node_rank) or socket.gethostname()
+
+    def _look_for_folder(self) -> None:
+        for rank in self.ranks:
+            path = rank.run_folder()
+            if path is not None:
+                self.folder_is(path)
+                return
+
+    def folder_is(self, path: Path) -> None:
+        """This is the run folder: logs go there."""
+        self.folder.is_at(path)
+        self._run_id = path.name  # also after a restart
+        if self.node_rank == 0:
+            self.folder.write("plan.json", {**self.terms.plan.as_dict(), "command": list(self.terms.command)})
+        self._move_logs()
+
+    def _move_logs(self) -> None:
+        assert self.folder.path is not None
+        for rank in self.ranks:
+            rank.output.log.move(
+                self.folder.path / "logs" / f"node{self.node_rank}-{self.name}" / f"rank{rank.rank}.log"
+            )
+
+    def close(self) -> None:
+        """Nothing is left to do: let the log be written to its end."""
+        self._logs.close(5.0)
+
+
+class KeeperPipe:
+    """The agent's end of the pipe to its keeper."""
+
+    def __init__(self) -> None:
+        self.pid = 0
+        self._pipe = -1
+        self.start()
+
+    def start(self) -> None:
+        """Start a keeper; also anew, when somebody has killed it."""
+        if self._pipe >= 0:
+            os.close(self._pipe)
+        reading, self._pipe = os.pipe2(os.O_CLOEXEC)
+        command = [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(os.getpid())]
+        # A session of its own: what ends the agent's process group must not end its keeper.
+        started = subprocess.Popen(  # noqa: S603
+            command,
+            pass_fds=[reading],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        started.returncode = 0  # reaped by the agent
+        os.close(reading)
+        self.pid = started.pid
+
+    def say(self, *lines: str) -> None:
+        """Tell it."""
+        with contextlib.suppress(OSError):  # it was killed: `children_ended` starts another
+            os.write(self._pipe, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
+
+
+def is_ours(command: tuple[str, ...]) -> bool:
+    """Whether the command is `python -m train run`, which stops by its page and chooses the run folder itself."""
+    return ("train", "run") in pairwise(command)
+
+
+async def _until(condition: Callable[[], bool], timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        await asyncio.sleep(0.02)

@@ -1,0 +1,422 @@
+"""Agent 0's judgement: who is here, who got on, who failed, when all must end, and what the cause was.
+
+Pure: it is told the time and what was heard, and says what to send. So every order of events can be tried in a test.
+
+Messages from an agent: `beat` (each rank's step and phase), `rank_ended`, `stop` (somebody asks), `failed` (nothing
+could be started), `evidence` (of a hang), `ended` (nobody is left on its host). To an agent: `start`, `beat`, `stop`,
+`evidence` (please), `end`, `verdict`.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Iterable
+
+from train.launch.hangs import who_hangs
+from train.launch.verdict import Failure, Kind, Verdict, cause_of, failure_of_rank, verdict_of
+from train.launch.views import NodeView, RankView, Stage, Terms
+from train.launch.wire import Message
+from train.seam import Exit, Phase
+
+BEAT_S = 1.0
+LOST_AFTER_S = 8.0
+"""So long without a word, and a host is lost. All its neighbours are gone 3 s later: 15 s at most are promised."""
+WINDOW_S = 1.0
+"""After the first failure, so long for a better cause to be heard of."""
+EVIDENCE_S = 5.0
+ENDING_S = 15.0
+PORT_TRIES = 3
+_UNEASY_S = 2.5
+_SPELLED = {"nnodes": "nnodes", "nproc": "nproc-per-node"}
+
+
+class Supervisor:
+    """One job, through all its starts."""
+
+    def __init__(
+        self,
+        terms: Terms,
+        send: Callable[[int, Message], None],
+        record: Callable[..., None],
+        pick_port: Callable[[Iterable[int]], int],
+        now_s: float,
+    ) -> None:
+        """
+        Args:
+            terms: what to run, where, and how long to wait.
+            send: queues a message to the agent of a node rank.
+            record: writes an event: its name, and facts by keyword.
+            pick_port: the first of these ports that is free on this host.
+            now_s: the clock; it may stand still while this process does.
+        """
+        self.terms, self._send, self._record, self._pick_port = terms, send, record, pick_port
+        self.nodes = [NodeView(host.name) for host in terms.plan.hosts]
+        self.stage = Stage.JOINING
+        self.verdict: Verdict | None = None
+        self.start_id = ""
+        self.restarts = 0
+        self._now_s = self._began_s = now_s
+        self._beat_s = now_s
+        self._ports_tried: list[int] = []
+        self._stop_by: str | None = None
+        self._stop_s = 0.0
+        self._cut_short: str | None = None
+        self._reset()
+
+    def _reset(self) -> None:
+        self._failures: list[Failure] = []
+        self._end_at_s: float | None = None
+        self._evidence_at_s: float | None = None
+        for index, node in enumerate(self.nodes):
+            node.has_ended = False
+            node.evidence = None
+            node.ranks = {rank: RankView() for rank in self.terms.plan.ranks(index)}
+
+    # What happens.
+
+    def join(self, node_rank: int, greeting: Message, now_s: float) -> str | None:
+        """An agent proved that it knows the secret; why it cannot take part, if it cannot."""
+        self._now_s = now_s
+        nnodes = len(self.nodes)
+        if self.stage is not Stage.JOINING:
+            return f"the job has begun without this agent, or has had an agent of node rank {node_rank} before"
+        if not 0 <= node_rank < nnodes:
+            return f"its node rank is {node_rank}, but there are {nnodes} hosts: 0 to {nnodes - 1}"
+        node, slots = self.nodes[node_rank], self.terms.plan.hosts[node_rank].slots
+        if node.host is not None:
+            return f"node rank {node_rank} has been taken by {node.host}: give each host a node rank of its own"
+        for what, mine in (("nnodes", nnodes), ("nproc", slots)):
+            if greeting.get(what) != mine:
+                host = greeting.get("host")
+                words = f"--{_SPELLED[what]} is {greeting.get(what)} on {host}, but agent 0 has {mine} for it"
+                advice = "start all agents with the same"
+                self._fail(Failure(Kind.NEVER_JOINED, now_s, words, Exit.USAGE, str(host), node_rank, advice=advice))
+                return words
+        node.host = str(greeting.get("host"))
+        node.heard_s = now_s
+        self._record("joined", node_rank=node_rank, host=node.host)
+        return None
+
+    def hear(self, node_rank: int, message: Message, now_s: float) -> None:
+        """A message of an agent."""
+        self._now_s = now_s
+        node = self.nodes[node_rank]
+        node.heard_s = now_s
+        match message.get("kind"):
+            case "beat":
+                self._note_beat(node, message)
+            case "rank_ended":
+                self._note_end(node_rank, message)
+            case "stop":
+                self.stop(f"{message['by']} at {self.name(node_rank)}", now_s, now=bool(message["now"]))
+            case "failed":
+                words = f"{self.name(node_rank)} could not start its ranks: {message['words']}"
+                self._fail(
+                    Failure(Kind.EXCEPTION, now_s, words, Exit(message["exit_code"]), self.name(node_rank), node_rank)
+                )
+                for rank in node.ranks.values():
+                    rank.code = 0 if rank.code is None else rank.code
+            case "evidence":
+                node.evidence = {int(rank): told for rank, told in message["ranks"].items()}
+            case "ended":
+                node.has_ended = True
+
+    def lose(self, node_rank: int, why: str, now_s: float) -> None:
+        """A host is gone, or cut off."""
+        self._now_s = now_s
+        node = self.nodes[node_rank]
+        if node.is_lost or self.stage is Stage.DONE:
+            return
+        if self.stage is Stage.JOINING:  # it may come again
+            node.host = None
+            self._record("left", node_rank=node_rank, why=why)
+            return
+        node.is_lost = True
+        self._record("host lost", node_rank=node_rank, host=self.name(node_rank), why=why)
+        if node.has_ended:
+            return
+        ranks = self.terms.plan.ranks(node_rank)
+        which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+        step = self._step_of(node)
+        when = f" at step {step}" if step else ""
+        words = f"host {self.name(node_rank)} (node rank {node_rank}, {which}) was lost{when}: {why}"
+        advice = (
+            "look at that host and at the network between; then start the job again, it goes on from its checkpoint"
+        )
+        self._fail(
+            Failure(
+                Kind.HOST_LOST, now_s, words, Exit.HOST_LOST, self.name(node_rank), node_rank, step=step, advice=advice
+            )
+        )
+
+    def stop(self, by: str, now_s: float, *, now: bool = False) -> None:
+        """Somebody asks to stop; `now`: not for the first time, so at once."""
+        self._now_s = now_s
+        if self.stage is Stage.DONE or (self._stop_by is not None and not now):
+            return
+        self._record("stop asked", by=by, now=now)
+        if self.stage is Stage.JOINING:
+            self._cut_short = f"stopped by {by} before it began"
+            self._done(Verdict("stopped", Exit.STOPPED_UNSAVED, self._cut_short))
+        elif now and self._stop_by is not None:
+            self._cut_short = self._cut_short or f"stopped at once by {by}"
+            self._end()
+        else:
+            self._stop_by, self._stop_s = by, now_s
+            self._send_all({"kind": "stop", "by": by})
+
+    def tick(self, now_s: float) -> None:
+        """Time has passed."""
+        self._now_s = now_s
+        if self.stage is Stage.JOINING:
+            self._wait_for_all()
+        elif self.stage is not Stage.DONE:
+            self._look_for_silence()
+            if self.stage is Stage.RUNNING:
+                self._watch()
+            if self.stage is Stage.ENDING:
+                self._wait_for_end()
+        if now_s - self._beat_s >= BEAT_S:
+            self._beat_s = now_s
+            self._send_all({"kind": "beat"})
+
+    # Joining.
+
+    def _wait_for_all(self) -> None:
+        missing = [index for index, node in enumerate(self.nodes) if node.host is None]
+        if self._failures:
+            self._done(verdict_of(cause_of(self._failures)))
+        elif not missing:
+            self._start()
+        elif self._now_s - self._began_s > self.terms.join_timeout_s:
+            self._done(verdict_of(self._nobody_came(missing)))
+
+    def _nobody_came(self, missing: list[int]) -> Failure:
+        here = [self.name(index) for index, node in enumerate(self.nodes) if node.host is not None]
+        names = ", ".join(f"{self.nodes[index].name} (node rank {index})" for index in missing[:8])
+        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
+        first = missing[0]
+        return Failure(
+            Kind.NEVER_JOINED,
+            self._now_s,
+            f"host {names}{more} of {len(self.nodes)} never came within {self.terms.join_timeout_s:g} s; "
+            f"here: {', '.join(here[:8])}{' …' if len(here) > 8 else ''}",
+            Exit.NEVER_JOINED,
+            self.nodes[first].name,
+            first,
+            advice="is the host up, did its agent start, does it reach this host's control port, has it the same "
+            "secret? Or allow more time with --join-timeout-s",
+        )
+
+    def _start(self) -> None:
+        self._reset()
+        self.start_id = secrets.token_hex(6)
+        free = [port for port in self.terms.plan.master_ports if port not in self._ports_tried]
+        port = self._pick_port(free or self.terms.plan.master_ports)
+        self._ports_tried.append(port)
+        self.stage = Stage.RUNNING
+        self._started_s = self._now_s
+        for node in self.nodes:
+            node.heard_s = self._now_s
+        self._record("start", start_id=self.start_id, master_port=port, restarts=self.restarts)
+        self._send_all(
+            {"kind": "start", "start_id": self.start_id, "master_port": port, "restart_count": self.restarts}
+        )
+        if self._stop_by:
+            self._send_all({"kind": "stop", "by": self._stop_by})
+
+    # Running.
+
+    def _note_beat(self, node: NodeView, message: Message) -> None:
+        node.quiet_s = float(message["quiet_s"])
+        overdue = []
+        for rank, is_ours, step, phase, saved_step, over_s in message["ranks"]:
+            view = node.ranks[int(rank)]
+            view.is_ours, view.step, view.phase, view.saved_step = bool(is_ours), step, Phase(phase), saved_step
+            if over_s > 0 and view.code is None:
+                overdue.append(rank)
+        if overdue and self.stage is Stage.RUNNING:
+            view = node.ranks[overdue[0]]
+            self._ask_for_evidence(f"rank {overdue[0]} made no progress in time ({view.phase.words})")
+
+    def _note_end(self, node_rank: int, message: Message) -> None:
+        node = self.nodes[node_rank]
+        view = node.ranks[int(message["rank"])]
+        view.code = int(message["code"])
+        view.saved_step = max(view.saved_step, message.get("saved_step", -1))
+        view.step = message["step"] or view.step
+        self._record("rank ended", rank=message["rank"], host=self.name(node_rank), code=view.code)
+        if view.code in (Exit.FINISHED, Exit.STOPPED_SAVED) or message["by_us"]:
+            return
+        if self._stop_by is not None and -view.code in (1, 2, 10, 12, 15):
+            return  # it knows nothing of stopping in good order: `_how_it_stopped` says so
+        self._fail(failure_of_rank(message, self.name(node_rank), node_rank, self._now_s))
+
+    def _fail(self, failure: Failure) -> None:
+        self._failures.append(failure)
+        self._record("failure", what=failure.kind.name.lower().replace("_", " "), words=failure.words)
+        if self._end_at_s is None:
+            self._end_at_s = self._now_s + WINDOW_S
+
+    def _look_for_silence(self) -> None:
+        for index, node in enumerate(self.nodes):
+            if not node.is_lost and self._now_s - node.heard_s > LOST_AFTER_S:
+                self.lose(
+                    index,
+                    f"no word from it for {LOST_AFTER_S:g} s (its network or power was cut, or it is frozen)",
+                    self._now_s,
+                )
+
+    def _watch(self) -> None:
+        now_s, limit_s, idle_s = self._now_s, self.terms.time_limit_s, self.terms.idle_timeout_s
+        all_gone = all(node.is_lost or self._is_through(node) for node in self.nodes)
+        if limit_s is not None and self._stop_by is None and now_s - self._began_s > _stop_at_s(limit_s, self.terms):
+            self.stop(f"the time limit of {limit_s:g} s", now_s)
+        if self._evidence_at_s is not None:
+            if now_s > self._evidence_at_s or all(n.is_lost or n.evidence is not None for n in self.nodes):
+                self._judge_hang()
+        elif idle_s is not None and min(node.quiet_s for node in self.nodes) > idle_s and not all_gone:
+            self._ask_for_evidence(f"no rank said anything for {idle_s:g} s")
+        if all_gone or (self._end_at_s is not None and now_s >= self._end_at_s):
+            self._end()
+        elif self._stop_by is not None and now_s - self._stop_s > self.terms.grace_s:
+            self._cut_short = f"stopped by {self._stop_by}, but not done within the grace of {self.terms.grace_s:g} s"
+            self._end()
+
+    def _ask_for_evidence(self, why: str) -> None:
+        if self._evidence_at_s is None and not self._failures:
+            self._evidence_at_s = self._now_s + EVIDENCE_S
+            self._why_hang = why
+            self._record("hang", why=why)
+            self._send_all({"kind": "evidence"})
+
+    def _judge_hang(self) -> None:
+        evidence = {rank: told for node in self.nodes for rank, told in (node.evidence or {}).items()}
+        for node in self.nodes:
+            for rank, view in node.ranks.items():
+                evidence.setdefault(rank, {})["code"] = view.code
+        hosts = {rank: index for index, node in enumerate(self.nodes) for rank in node.ranks}
+        blamed, words, lines = who_hangs(evidence, {rank: self.name(index) for rank, index in hosts.items()})
+        node_rank = None if blamed is None else hosts[blamed]
+        step = max((view.step for node in self.nodes for view in node.ranks.values()), default=0)
+        self._evidence_at_s = None
+        self._fail(
+            Failure(
+                Kind.HANG,
+                self._now_s,
+                f"hang: {words} ({self._why_hang})",
+                Exit.HANG,
+                None if node_rank is None else self.name(node_rank),
+                node_rank,
+                blamed,
+                step,
+                lines,
+                "the stacks of all ranks are in the run folder's evidence/; if the work was only slow, allow more time "
+                "with --runtime.step_timeout_s (or --idle-timeout-s)",
+            )
+        )
+        self._end()
+
+    # Ending.
+
+    def _end(self) -> None:
+        if self.stage is Stage.RUNNING:
+            self.stage = Stage.ENDING
+            self._ending_s = self._now_s
+            self._send_all({"kind": "end", "now": self._cut_short is not None})
+
+    def _wait_for_end(self) -> None:
+        waiting = [node for node in self.nodes if not node.is_lost and not node.has_ended]
+        if waiting and self._now_s - self._ending_s < ENDING_S:
+            return
+        only_victims = self._failures and all(failure.kind is Kind.VICTIM for failure in self._failures)
+        uneasy = [node for node in self.nodes if not node.is_lost and self._now_s - node.heard_s > _UNEASY_S]
+        if only_victims and uneasy and self._now_s - self._ending_s < LOST_AFTER_S:
+            return  # all have ended; who is silent may yet turn out to be the cause
+        for node in waiting:
+            self._record("not ended", host=node.host)
+        self._conclude()
+
+    def _conclude(self) -> None:
+        if self._cut_short is not None and not self._all_saved():
+            saved = max((view.saved_step for view in self._views()), default=-1)
+            rest = f"; the last checkpoint is of step {saved}" if saved >= 0 else ""
+            self._done(Verdict("stopped", Exit.STOPPED_UNSAVED, self._cut_short + rest, step=self._last_step()))
+        elif self._failures:
+            cause = cause_of(self._failures)
+            if not self._goes_on(cause):
+                self._done(verdict_of(cause, self.start_id))
+        else:
+            self._done(self._how_it_stopped())
+
+    def _goes_on(self, cause: Failure) -> bool:
+        """Whether the job is started once more."""
+        if self._stop_by is not None or any(node.is_lost for node in self.nodes):
+            return False
+        port_taken = self._is_port_taken(cause) and len(self._ports_tried) <= PORT_TRIES
+        if port_taken:
+            self._record("port taken", words=cause.words)
+        elif cause.exit_code in (Exit.RANK_FAILED, Exit.HANG) and self.restarts < self.terms.max_restarts:
+            self.restarts += 1
+            self._record("restart", number=self.restarts, of=self.terms.max_restarts, after=cause.words)
+        else:
+            return False
+        self._start()
+        return True
+
+    def _is_port_taken(self, cause: Failure) -> bool:
+        """Whether rank 0 found its port in use: somebody was quicker."""
+        said = "\n".join([cause.words, *cause.evidence]).lower()
+        return cause.rank == 0 and not cause.step and ("eaddrinuse" in said or "address already in use" in said)
+
+    def _how_it_stopped(self) -> Verdict:
+        views = list(self._views())
+        codes = {view.code for view in views}
+        step = self._last_step()
+        at = f" at step {step}" if step else ""
+        asked = f"stopped by {self._stop_by}{at}" if self._stop_by else f"stopped on request{at}"
+        if codes == {0} and (self._stop_by is None or any(view.is_ours for view in views)):
+            return Verdict("finished", Exit.FINISHED, None, step=step or None, start_id=self.start_id)
+        if codes <= {Exit.FINISHED, Exit.STOPPED_SAVED}:
+            words = f"{asked}, saved: the same command goes on from there"
+            return Verdict("stopped", Exit.STOPPED_SAVED, words, step=step or None, start_id=self.start_id)
+        words = f"{asked} with nothing saved: the script ends at once on SIGTERM"
+        return Verdict("stopped", Exit.STOPPED_UNSAVED, words, step=step or None, start_id=self.start_id)
+
+    def _done(self, verdict: Verdict) -> None:
+        self.stage = Stage.DONE
+        self.verdict = verdict
+        self._record("verdict", **{k: v for k, v in verdict.as_dict().items() if k != "evidence"})
+        self._send_all({"kind": "verdict", "verdict": verdict.as_dict()})
+
+    # Small things.
+
+    def _send_all(self, message: Message) -> None:
+        for index, node in enumerate(self.nodes):
+            if node.host is not None and not node.is_lost:
+                self._send(index, message)
+
+    def name(self, node_rank: int) -> str:
+        """What a host is called."""
+        node = self.nodes[node_rank]
+        return self.terms.name_of(node_rank) or node.host or node.name
+
+    def _views(self) -> Iterable[RankView]:
+        return (view for node in self.nodes for view in node.ranks.values())
+
+    def _is_through(self, node: NodeView) -> bool:
+        return all(view.code is not None for view in node.ranks.values())
+
+    def _step_of(self, node: NodeView) -> int | None:
+        return max((view.step for view in node.ranks.values()), default=0) or None
+
+    def _last_step(self) -> int:
+        return max((view.step for view in self._views()), default=0)
+
+    def _all_saved(self) -> bool:
+        return all(view.code in (Exit.FINISHED, Exit.STOPPED_SAVED) for view in self._views())
+
+
+def _stop_at_s(limit_s: float, terms: Terms) -> float:
+    """When to ask for the stop so that it is over by the limit."""
+    return max(limit_s / 2, limit_s - terms.grace_s)

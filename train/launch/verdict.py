@@ -1,0 +1,166 @@
+"""Failures, and which of them was the cause: one verdict in plain words."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from train.launch.signatures import diagnose
+from train.seam import Exit
+
+EVIDENCE_LINES = 12
+
+
+class Kind(IntEnum):
+    """Kinds of failures; of several within a second, the lowest is the cause, and of equals the first."""
+
+    NEVER_JOINED = 0
+    SIGNAL = 1
+    HOST_LOST = 2
+    EXCEPTION = 3
+    HANG = 4
+    VICTIM = 5  # it failed because another rank, or the way to it, was gone
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Something that ends the job."""
+
+    kind: Kind
+    at_s: float
+    """On agent 0's clock."""
+    words: str
+    """A full sentence with rank and host."""
+    exit_code: Exit = Exit.RANK_FAILED
+    host: str | None = None
+    node_rank: int | None = None
+    rank: int | None = None
+    step: int | None = None
+    evidence: Sequence[str] = ()
+    """Last lines of that rank's log, or its stack."""
+    advice: str | None = None
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How a start ended; `verdict.json`."""
+
+    outcome: str
+    """`finished`, `stopped` or `failed`."""
+    exit_code: int
+    cause: str | None
+    host: str | None = None
+    node_rank: int | None = None
+    rank: int | None = None
+    step: int | None = None
+    evidence: list[str] = field(default_factory=list)
+    advice: str | None = None
+    start_id: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self)
+
+    @property
+    def line(self) -> str:
+        """The last line on the console."""
+        said = self.cause or self.outcome
+        return f"{said}: {self.advice}" if self.advice else said
+
+
+def cause_of(failures: Iterable[Failure]) -> Failure:
+    """The failure that the others followed from."""
+    return min(failures, key=lambda failure: (failure.kind, failure.at_s))
+
+
+def verdict_of(failure: Failure, start_id: str | None = None) -> Verdict:
+    """What the job's end is to be put down to."""
+    return Verdict(
+        outcome="stopped" if failure.exit_code == Exit.STOPPED_UNSAVED else "failed",
+        exit_code=int(failure.exit_code),
+        cause=failure.words,
+        host=failure.host,
+        node_rank=failure.node_rank,
+        rank=failure.rank,
+        step=failure.step,
+        evidence=list(failure.evidence)[-EVIDENCE_LINES:],
+        advice=failure.advice,
+        start_id=start_id,
+    )
+
+
+def failure_of_rank(end: Mapping[str, Any], host: str, node_rank: int, now_s: float) -> Failure:
+    """A rank's end as its agent told it, judged.
+
+    Args:
+        end: `rank`, `code` (minus the signal's number, as subprocess has it), `step` (None: unknown), `oom`,
+            `told` (failure.json of our own ranks, else None), `lines` (last of its log).
+        host: the rank's.
+        node_rank: the host's.
+        now_s: agent 0's clock.
+    """
+    code, told, lines = int(end["code"]), end.get("told"), list(end["lines"])
+    who = f"rank {end['rank']} ({host}{gpu_words(end)})"
+    when = f" at step {end['step']}" if end["step"] else ""
+    found = diagnose(lines)
+    kind, exit_code, advice = Kind.EXCEPTION, Exit.RANK_FAILED, found.advice if found else None
+    is_victim = found is not None and found.kind == "collective"
+    if told is not None and code >= 0:
+        kind = {"collective": Kind.VICTIM, "hang": Kind.HANG}.get(told["kind"], Kind.EXCEPTION)
+        if told["kind"] in ("usage", "join", "hang", "interrupted"):
+            exit_code = Exit(told["exit_code"])
+        words = f"{who} failed{when}: {told['words']}"
+        if told["kind"] == "usage":
+            words, advice = f"{who} refused to start: {told['words']}", None
+    elif code < 0:
+        kind = Kind.VICTIM if is_victim and -code == signal.SIGABRT else Kind.SIGNAL
+        words, advice = _killed(who + " was killed by", when, -code, end, found.cause if found else None, advice)
+    elif is_victim:
+        kind, words = Kind.VICTIM, f"{who} lost contact with another rank{when}: {_said(lines, code)}"
+    else:
+        words = f"{who} failed{when}: {_said(lines, code)}"
+    return Failure(kind, now_s, words, exit_code, host, node_rank, end["rank"], end["step"], lines, advice)
+
+
+def gpu_words(end: Mapping[str, Any]) -> str:
+    """`, gpu 1` where the host has GPUs."""
+    return f", gpu {end['gpu']}" if end.get("gpu") is not None else ""
+
+
+def _killed(
+    who: str, when: str, number: int, end: Mapping[str, Any], found: str | None, advice: str | None
+) -> tuple[str, str | None]:
+    try:
+        name = signal.Signals(number).name
+    except ValueError:
+        name = "a real-time signal"
+    words = f"{who} signal {number} ({name}){when}"
+    if end.get("oom"):
+        return (
+            f"{words}: out of memory, the kernel says",
+            "make batch.micro_size smaller (or the model), use fewer data workers, or give the job more memory",
+        )
+    if found:
+        return f"{words}: {found}", advice
+    if number == signal.SIGKILL:
+        return words, (
+            "somebody or something on that host did it: the kernel for want of memory (`dmesg | grep -i oom`), "
+            "the batch system, or a person"
+        )
+    return words, advice or f"what it said last is in its log; `{name}` from within is a crash in native code"
+
+
+def _said(lines: Sequence[str], code: int) -> str:
+    """The line of a log that says best why a script failed, or its status."""
+    for line in reversed(lines):
+        text = line.strip()
+        head = text.split(":", 1)[0]
+        if line[:1].strip() and head.replace(".", "").replace("_", "").isalnum() and head.endswith(_ERRORS):
+            return f"{text[:300]} (status {code})" if code != 1 else text[:300]
+    return f"it ended with status {code}"
+
+
+_ERRORS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning")

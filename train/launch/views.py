@@ -1,0 +1,64 @@
+"""What was agreed for a job, and what agent 0 knows of its hosts and ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from train.launch.topology import Plan
+from train.seam import Phase
+
+
+class Stage(Enum):
+    """Where a start is."""
+
+    JOINING = "joining"
+    RUNNING = "running"
+    ENDING = "ending"
+    DONE = "done"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What was agreed on the command line."""
+
+    plan: Plan
+    command: tuple[str, ...]
+    join_timeout_s: float = 120.0
+    grace_s: float = 300.0
+    max_restarts: int = 0
+    idle_timeout_s: float | None = None
+    time_limit_s: float | None = None
+    names_given: bool = False
+    """The plan's host names are people's own; else a host is called what it calls itself."""
+
+    def name_of(self, node_rank: int) -> str | None:
+        """The name people gave a host."""
+        return self.plan.hosts[node_rank].name if self.names_given else None
+
+
+@dataclass
+class RankView:
+    """What agent 0 knows of a rank."""
+
+    is_ours: bool = False
+    step: int = 0
+    phase: Phase = Phase.STARTING
+    saved_step: int = -1
+    code: int | None = None
+
+
+@dataclass
+class NodeView:
+    """What agent 0 knows of a host."""
+
+    name: str
+    host: str | None = None
+    """Its own host name, once it is here."""
+    heard_s: float = 0.0
+    is_lost: bool = False
+    has_ended: bool = False
+    quiet_s: float = 0.0
+    ranks: dict[int, RankView] = field(default_factory=dict)
+    evidence: dict[int, Any] | None = None

@@ -8,12 +8,11 @@ Free of torch.
 from __future__ import annotations
 
 import re
-import sysconfig
 import traceback
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from train.errors import ContactError, JoinError, MusterError, UsageError, WaitError
+from train.evidence import is_foreign
 from train.seam import Exit
 
 INTERRUPTED = "interrupted: what came after the last checkpoint is lost; the same command goes on from there"
@@ -51,16 +50,6 @@ def _in_one_line(error: BaseException) -> str:
         frames = [(match["file"], int(match["line"])) for match in _FRAME.finditer(text)]
         name, _, text = text.strip().splitlines()[-1].partition(": ")
     said = text.strip().splitlines()[0] if text.strip() else ""
-    place = next(_own(frames), frames[-1] if frames else None)
+    place = next((frame for frame in reversed(frames) if not is_foreign(frame[0])), frames[-1] if frames else None)
     where = f" at {place[0]}:{place[1]}" if place else ""
     return f"{name}{': ' if said else ''}{said[:_LONGEST]}{where}"
-
-
-def _own(frames: list[tuple[str, int]]) -> Iterator[tuple[str, int]]:
-    """Frames of the user's or ours, innermost first."""
-    standard = sysconfig.get_path("stdlib")
-    for file, line in reversed(frames):
-        is_package = "site-packages" in file or "dist-packages" in file
-        is_foreign = "/torch/" in file if is_package else file.startswith((standard, "<"))
-        if not is_foreign:
-            yield file, line

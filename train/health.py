@@ -8,21 +8,16 @@ torch's seconds of loading.
 from __future__ import annotations
 
 import json
-import sys
 import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType
-from typing import Any
 
+from train import evidence
 from train.config import RuntimeConfig
 from train.errors import UsageError
 from train.seam import STATUS_PAGE, Phase, StatusPage
 
-ENTRIES_A_GROUP = 20
-_MOST_BYTES = 48_000
-_MOST_FRAMES = 60
 _POLL_S = 0.25
 
 
@@ -85,7 +80,7 @@ class Health:
 
     def tell_run_folder(self, path: Path) -> None:
         """Where the run folder is: the agent moves this rank's log there."""
-        self._write("run", f"{path.absolute()}\n")
+        self._write("run", str(path.absolute()))
 
     def tell_failure(self, kind: str, exit_code: int, words: str) -> None:
         """Why this rank ends, before it does; `train/failure.py` has the kinds."""
@@ -109,52 +104,11 @@ class Health:
         while not self._page.evidence_asked:
             time.sleep(_POLL_S)
         told = self._page.read()
-        stand = {"time_s": time.time(), "step": told.step, "phase": told.phase.words, "stack": main_stack()}
-        self._write("flight.json", fit_groups(stand, flight_groups()))
-
-
-def main_stack() -> list[str]:
-    """Where the main thread is: `file:line function`, innermost last."""
-    frame: FrameType | None = sys._current_frames().get(threading.main_thread().ident or 0)
-    lines: list[str] = []
-    while frame is not None and len(lines) < _MOST_FRAMES:
-        lines.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}")
-        frame = frame.f_back
-    return lines[::-1]
-
-
-def flight_groups() -> list[dict[str, Any]]:
-    """The newest collectives of each process group, from torch's Flight Recorder; none before torch is there."""
-    # Looked up, not imported: the main thread may hang inside an import, and hold its lock.
-    recorder = sys.modules.get("torch._C._distributed_c10d")
-    if recorder is None or not hasattr(recorder, "_dump_fr_trace_json"):
-        return []
-    now_ns = time.time_ns()
-    groups: dict[str, dict[str, Any]] = {}
-    for entry in json.loads(recorder._dump_fr_trace_json()).get("entries", ()):
-        if entry.get("is_p2p"):
-            continue
-        name, description = entry["process_group"]
-        group = groups.setdefault(name, {"name": name, "description": description, "last": 0, "entries": []})
-        group["last"] = max(group["last"], entry["collective_seq_id"])
-        group["entries"].append(
-            {
-                "seq": entry["collective_seq_id"],
-                "op": entry["profiling_name"],
-                "sizes": entry["input_sizes"][:4],
-                "retired": entry["retired"],
-                "age_s": round((now_ns - entry["time_created_ns"]) / 1e9, 3),
-            }
-        )
-    return list(groups.values())
-
-
-def fit_groups(stand: Mapping[str, Any], groups: list[dict[str, Any]]) -> str:
-    """As JSON that fits in a message: the newest entries of each group, fewer where they are large."""
-    keep = ENTRIES_A_GROUP
-    while True:
-        fewer = [{**group, "entries": group["entries"][-keep:]} for group in groups]
-        text = json.dumps({**stand, "groups": fewer}) + "\n"
-        if len(text) < _MOST_BYTES or not groups:
-            return text
-        keep, groups = max(1, keep // 2), groups if keep > 1 else groups[:-1]
+        stack, at = evidence.main_stack()
+        stand = {"time_s": time.time(), "step": told.step, "phase": told.phase.words, "at": at, "stack": stack}
+        try:
+            groups = evidence.flight_groups()
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:  # of another torch: the stack is still good
+            stand["no_flight_record"] = repr(error)
+            groups = []
+        self._write("flight.json", evidence.fit(stand, groups))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -37,7 +38,7 @@ def test_a_stop_asked_for_before_the_start_ends_all_ranks_saved_after_few_steps(
         assert [status.saved_step for status in told] == [step, step]
         assert (agent.run / "checkpoints" / "latest").read_text().strip() == f"step-{step:08}"
         assert not any(agent.beside(rank, "failure.json").exists() for rank in (0, 1))
-        assert [agent.beside(rank, "run").read_text() for rank in (0, 1)] == [f"{agent.run}\n"] * 2
+        assert [agent.beside(rank, "run").read_text() for rank in (0, 1)] == [str(agent.run)] * 2
 
         # The agent keeps the logs and writes the verdict.
         assert not (agent.run / "verdict.json").exists()
@@ -51,7 +52,7 @@ def test_a_stop_asked_for_before_the_start_ends_all_ranks_saved_after_few_steps(
         assert "\x1b" not in outputs[0] + outputs[1]
 
 
-OWN = '''
+OWN = """
 import os, signal, time, torch
 from torch.utils.data import TensorDataset
 def data():
@@ -66,7 +67,7 @@ class Odd(torch.nn.Linear):
         return super().forward(x)
 def model():
     return Odd(4, 1)
-'''
+"""
 
 
 def _own(folder: Path, act: str) -> tuple[str, ...]:
@@ -117,3 +118,30 @@ def test_a_refused_config_and_a_rank_that_waits_in_vain_have_kinds_of_their_own(
         assert not agent.pages[1].read().is_ours  # refused before it told anything
         assert agent.pages[0].read().is_ours
         assert agent.pages[0].read().budget_s == 1800
+
+
+def test_the_flight_records_of_a_hang_tell_who_is_behind_and_where(tmp_path: Path) -> None:
+    """Rank 1 never enters the third step's first all-reduce; both tell so while their main threads are stuck."""
+    with FakeAgent(tmp_path) as agent:
+        agent.start(*_own(tmp_path, "time.sleep(1000)"))
+        agent.wait_until(lambda: all(page.read().step == 2 for page in agent.pages))
+        agent.wait_until(lambda: time.monotonic() - agent.pages[0].read().progress_s > 1)
+        for page in agent.pages:
+            page.ask_for_evidence()
+        agent.wait_until(lambda: all(agent.beside(rank, "flight.json").exists() for rank in (0, 1)))
+        waiting, stuck = agent.told(0, "flight.json"), agent.told(1, "flight.json")
+    assert [(told["step"], told["phase"]) for told in (waiting, stuck)] == [(2, "step"), (2, "step")]
+    assert stuck["at"] == f"{tmp_path}/own_odd.py:12 forward"
+    assert "/train/" in waiting["at"]
+    ours, theirs = ({group["description"]: group for group in told["groups"]} for told in (waiting, stuck))
+    assert set(ours) == set(theirs) == {"step", "saving"}  # nothing has been evaluated yet
+    assert ours["saving"]["last"] == theirs["saving"]["last"]
+    # The sums of the step are the first that rank 1 is missing in; rank 0 also waits for the gradients behind them.
+    last = theirs["step"]["last"]
+    assert theirs["step"]["entries"][-1]["seq"] == last
+    assert all(entry["retired"] for entry in theirs["step"]["entries"])
+    missed = [entry for entry in ours["step"]["entries"] if entry["seq"] > last]
+    assert (missed[0]["seq"], missed[0]["op"], missed[0]["sizes"]) == (last + 1, "gloo:all_reduce", [[3]])
+    assert missed[-1]["seq"] == ours["step"]["last"]
+    assert not any(entry["retired"] for entry in missed)
+    assert 1 <= missed[0]["age_s"] < 60

@@ -97,6 +97,11 @@ def test_torchrun() -> None:
     assert who(TORCHRUN) == Identity(3, 4, 1, 2, "10.0.0.1", 29400, "torchrun")
 
 
+def test_a_node_agent_s_variables_are_torchrun_s_and_its_name_its_own() -> None:
+    assert who({**TORCHRUN, "MUSTER_STATUS_PAGE": "/p"}) == Identity(3, 4, 1, 2, "10.0.0.1", 29400, "agent")
+    assert who({**TORCHRUN, "MUSTER_STATUS_PAGE": ""}).source == "torchrun"
+
+
 def test_torchruns_lone_rank_needs_no_master() -> None:
     me = who({"RANK": "0", "WORLD_SIZE": "1"})
     assert (me.rank, me.world_size, me.local_rank, me.local_world_size, me.source) == (0, 1, None, None, "torchrun")

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from train import progress
 from train.progress import StepLine, log, log_to_console, log_to_file
+from train.seam import LOG_ONLY
 
 
 @pytest.fixture(autouse=True)
@@ -61,6 +62,24 @@ def test_other_ranks_say_only_what_is_wrong_with_their_name_before_it(
     log.error("broken")
     assert screen.getvalue() == "rank 3: look out\n"
     assert capsys.readouterr().err == "rank 3: broken\n"
+
+
+def test_an_agent_gets_all_that_the_other_ranks_say_marked_where_it_is_for_their_log_alone(
+    screen: io.StringIO, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log_to_console(3, 4, has_agent=True)
+    log.info("going on\nand on")
+    log.warning("look out")
+    log.error("broken\n  at line 3")
+    log.debug("nobody asked")
+    assert screen.getvalue() == f"{LOG_ONLY}going on\n{LOG_ONLY}and on\nlook out\n"
+    assert capsys.readouterr().err == "broken\n  at line 3\n"
+
+
+def test_what_the_first_rank_says_is_for_an_agent_s_console_too(screen: io.StringIO) -> None:
+    log_to_console(0, 4, has_agent=True)
+    log.info("going on")
+    assert screen.getvalue() == "going on\n"
 
 
 def test_long_lines_and_brackets_are_printed_as_they_are(screen: io.StringIO) -> None:

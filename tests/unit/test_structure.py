@@ -13,8 +13,12 @@ import pytest
 from tests.ranks import ROOT, clean_environment
 
 FILES = sorted((ROOT / "train").rglob("*.py"))
-FREE_OF_TORCH = ["config", "rules", "options", "identity", "errors", "seam", "run_folder", "progress", "network", "cli"]
-SIBLINGS = ["models", "data", "precision", "checkpoint", "metrics", "optim"]
+FREE_OF_TORCH = [
+    "config", "rules", "options", "identity", "errors", "seam", "run_folder", "progress", "network", "health",
+    "evidence", "failure", "cli",
+]  # fmt: skip
+SIBLINGS = ["models", "data", "precision", "checkpoint", "metrics", "optim", "health"]
+OF_BOTH_PLANES = {"train", "train.seam", "train.errors", "train.network", "train.slurm_lists"}
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
@@ -118,6 +122,32 @@ def test_nothing_imports_the_command_line(module: str) -> None:
 def test_the_training_plane_imports_nothing_of_the_launch_plane_but_by_commands(module: str) -> None:
     if module != "train.cli":
         assert "launch" not in {area_of(name) for name, _ in imports_of(module)}
+
+
+@pytest.mark.parametrize("module", [name for name in TREES if area_of(name) == "launch"])
+def test_the_launch_plane_needs_no_torch_and_of_the_training_plane_only_what_is_of_both(module: str) -> None:
+    imported = {name for name, _ in imports_of(module)}
+    of_ours = {name for name in imported if name.split(".")[0] == "train" and area_of(name) != "launch"}
+    assert of_ours <= OF_BOTH_PLANES
+    assert not {name for name in imported if name.split(".")[0] in ("torch", "numpy", "rich", "jsonargparse")}
+
+
+@pytest.mark.parametrize("module", sorted(OF_BOTH_PLANES & set(TREES)))
+def test_what_both_planes_use_is_cheap_to_import(module: str) -> None:
+    """Only the standard library when it is loaded; what more it needs comes when it is called."""
+    top = {
+        name.split(".")[0]
+        for node in TREES[module].body
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [node.module or ""]
+            if isinstance(node, ast.ImportFrom)
+            else []
+        )
+    }
+    assert top - {"train"} <= sys.stdlib_module_names
+    assert {name for name, _ in imports_of(module) if name.startswith("train")} <= OF_BOTH_PLANES
 
 
 @pytest.mark.parametrize("module", [name for name in TREES if name != "train.identity"])

@@ -19,6 +19,7 @@ _NAME = re.compile(r"[\w:][\w.:%-]*")
 _LOOPBACK = re.compile(
     r"localhost\d?(\.localdomain\d?)?|ip6-(localhost|loopback)|127(\.\d+){1,3}|[0:]*:0*1", re.IGNORECASE
 )
+_RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _NO_ADDRESS = re.compile(r"0(\.0){0,3}|[0:]*:[0:]*")
 
 
@@ -98,6 +99,8 @@ def make_plan(
     """
     hosts = tuple(hosts)
     problems = [*_host_problems(hosts), *_port_problems(master_port, control_port)]
+    if run_id is not None and not _RUN_ID.fullmatch(run_id):
+        problems.append(f"--run-id: {run_id!r} must be letters, digits, '.', '_' or '-' (at most 128)")
     if problems:
         raise UsageError(problems)
     seed = " ".join(host.name for host in hosts) if run_id is None else run_id

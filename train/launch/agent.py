@@ -106,6 +106,8 @@ class Agent:
         except Exception:
             self.console.line(traceback.format_exc().encode())
             verdict = Verdict("failed", Exit.BUG, "a bug in Muster's agent (above): please report it")
+        if self.supervisor is not None:
+            verdict = self.supervisor.give_up(verdict)
         await self.node.end(now=True)
         self._say_how_it_ended(verdict)
         for each in self._wires.values():
@@ -148,7 +150,6 @@ class Agent:
             script = next((Path(word).stem for word in self.terms.command if word.endswith(".py")), "run")
             run_id = f"{script}-{datetime.now(UTC).astimezone():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
         self.node.folder_is(self.options.runs_dir / run_id)
-        self.node.folder.lock()
         if self.node.folder.take_stop_file():
             self.console.say(f"an old STOP file lay in {self.node.folder.path}: taken away")
 
@@ -352,8 +353,10 @@ class Agent:
         if self.node.ranks:
             folder.conclude(verdict.as_dict(), replace=self.options.node_rank == 0)
         if verdict.evidence and verdict.exit_code != Exit.USAGE:
-            who = "evidence" if verdict.rank is None else f"rank {verdict.rank}'s last lines"
-            self.console.say(f"{who}:")
+            is_hang = verdict.exit_code == Exit.HANG
+            what = "where the ranks are" if verdict.rank is None else f"rank {verdict.rank}'s last lines"
+            what = f"where rank {verdict.rank} is" if is_hang and verdict.rank is not None else what
+            self.console.say(f"{what}:")
             self.console.line("".join(f"  | {line}\n" for line in verdict.evidence).encode())
         if folder.path is not None:
             self.console.say(f"run folder {folder.path}")

@@ -19,32 +19,33 @@ from train.seam import STOP_FILE
 class Folder:
     """`runs/<run_id>/`. What is told before the folder is known is kept until then."""
 
-    def __init__(self, writer: Writer, *, has_events: bool) -> None:
+    def __init__(self, writer: Writer, node_rank: int) -> None:
         """
         Args:
             writer: the thread that writes.
-            has_events: this is agent 0, which keeps `events.jsonl`, `plan.json` and `verdict.json`.
+            node_rank: of this agent; agent 0 keeps `events.jsonl`, `plan.json` and `verdict.json`.
         """
         self._writer = writer
-        self._has_events = has_events
+        self._node_rank = node_rank
         self._waiting: list[tuple[str, str]] = []
         self._lock: IO[str] | None = None
         self._began_s = time.monotonic()
         self.path: Path | None = None
 
     def is_at(self, path: Path) -> None:
-        """This is the folder."""
+        """This is the folder. Raises UsageError where another job's agent of this node rank has it."""
         self.path = path
+        self._hold()
         for name, text in self._waiting:
             self._append(name, text)
         self._waiting = []
 
-    def lock(self) -> None:
-        """Hold the folder for as long as this process lives. Raises UsageError where another job has it."""
+    def _hold(self) -> None:
+        """For as long as this process lives: a lock that `stop` looks at, and that a second job meets."""
         assert self.path is not None
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / ".agent.lock").open("a+", encoding="utf-8")
+            lock = (self.path / f".agent{self._node_rank}.lock").open("a+", encoding="utf-8")
         except OSError as error:
             raise UsageError(f"--runs-dir: cannot write {self.path}: {error.strerror}") from None
         try:
@@ -64,7 +65,7 @@ class Folder:
 
     def record(self, event: str, **facts: Any) -> None:
         """Add a line to `events.jsonl`."""
-        if self._has_events:
+        if self._node_rank == 0:
             row = {"time": time.time(), "t_s": round(time.monotonic() - self._began_s, 3), "event": event, **facts}
             self._append("events.jsonl", json.dumps(row) + "\n")
 

@@ -59,12 +59,12 @@ class Node:
         )  # fmt: skip
         self._run_id, self._runs_dir = run_id, runs_dir
         self._logs = Writer("logs")
-        self.folder = Folder(self._logs, has_events=node_rank == 0)
+        self.folder = Folder(self._logs, node_rank)
         self.ranks: list[Rank] = []
         self.interface: str | None = None
         self.start_id = ""
         self._aside: Path | None = None
-        self._ending = False
+        self._ending = self._aborting = False
         self._beat_s = 0.0
         self._awake_since_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
@@ -85,7 +85,7 @@ class Node:
                 self._run(self.end(now=message["now"]))
 
     def _start(self, message: Message) -> None:
-        self.start_id, self._ending = message["start_id"], False
+        self.start_id, self._ending, self._aborting = message["start_id"], False, False
         shared_memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
         where = shared_memory if os.access(shared_memory, os.W_OK) else None
         self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
@@ -146,7 +146,9 @@ class Node:
             rank.page.ask_for_evidence()
         await _until(lambda: all(r.code is not None or r.has_flight_record() for r in self._own()), FLIGHT_S)
         told = {rank.rank: rank.evidence()["state"] for rank in self.ranks}
+        self._aborting = True
         for rank in self.ranks:
+            rank.output.is_shown = False  # the stacks of all threads of all ranks: for the log
             rank.kill_alone(signal.SIGABRT)
         await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in self.ranks), STACK_S)
         evidence = {}
@@ -214,7 +216,7 @@ class Node:
                 rank.read()  # its last words, before it is judged
                 gpus = Path("/dev/nvidia0").exists()
                 report = rank.end_report(gpu=self.ranks.index(rank) if gpus else None)
-                self._tell({**report, "by_us": self._ending})
+                self._tell({**report, "by_us": self._ending or self._aborting})
 
     def tick(self, now_s: float, awake_since_s: float) -> None:
         """Time has passed: look after the run folder, and each second tell how far the ranks are."""

@@ -167,6 +167,8 @@ class RankOutput:
         """What faulthandler told when the rank was asked for its stacks, or crashed."""
         self.heard_s = time.monotonic()
         """When it last said something."""
+        self.is_shown = True
+        """Whether its lines go to the console too."""
 
     def feed(self, data: bytes) -> None:
         """Take what came. A progress bar's `\\r` ends a line too."""
@@ -192,8 +194,8 @@ class RankOutput:
         line = line.removeprefix(LOG_ONLY.encode())
         self.log.line(line + b"\n")
         words = line.decode("utf-8", "replace")
-        if words.strip():
-            self.last.append(words[:2000])
+        if words.strip() and not words.startswith("Extension modules:"):
+            self.last.append(words[:400])
         if self.stack or words.startswith("Fatal Python error:"):
             self.stack.append(words[:400])
-        return b"" if log_only else self._prefix + line + b"\n"
+        return b"" if log_only or not self.is_shown else self._prefix + line + b"\n"

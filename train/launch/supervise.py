@@ -165,6 +165,12 @@ class Supervisor:
             self._stop_by, self._stop_s = by, now_s
             self._send_all({"kind": "stop", "by": by})
 
+    def give_up(self, verdict: Verdict) -> Verdict:
+        """Agent 0 itself cannot go on: the others end too. The verdict that stands: the first one."""
+        if self.verdict is None:
+            self._done(verdict)
+        return self.verdict or verdict
+
     def tick(self, now_s: float) -> None:
         """Time has passed."""
         self._now_s = now_s

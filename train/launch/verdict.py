@@ -67,7 +67,7 @@ class Verdict:
     @property
     def line(self) -> str:
         """The last line on the console."""
-        said = self.cause or self.outcome
+        said = self.cause or (f"{self.outcome}: step {self.step}" if self.step else self.outcome)
         return f"{said}: {self.advice}" if self.advice else said
 
 

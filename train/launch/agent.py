@@ -110,7 +110,7 @@ class Agent:
             verdict = self.supervisor.give_up(verdict)
         await self.node.end(now=True)
         self._say_how_it_ended(verdict)
-        for each in self._wires.values():
+        for each in list(self._wires.values()):  # agents that hang up meanwhile leave the table
             await each.close()
         self.keeper.say("farewell")
         self.node.close()

@@ -197,7 +197,7 @@ TABLE = (
     S("glibc", "environment", ("' not found (required by",),
       "{lib} of that host is too old: {version} is missing",
       "run it in the image, or on a host with a newer system; a library built elsewhere must be built there",
-      r"(?P<lib>lib\S+?)(?:\.so\S*)?: version `(?P<version>[A-Z]+_[\w.]+)' not found"),
+      r"(?P<lib>lib[^/\s]+?)(?:\.so\S*)?: version `(?P<version>[A-Z]+_[\w.]+)' not found"),
     S("library", "environment", ("cannot open shared object file",),
       "the library {lib} is missing",
       "install it on that host (or in the image), or add its folder to LD_LIBRARY_PATH",
@@ -219,7 +219,7 @@ TABLE = (
     S("preempted", "environment", ("DUE TO PREEMPTION", "DUE TO NODE FAILURE"),
       "Slurm took the job off its nodes: {why}",
       "requeue it (`scontrol requeue JOB`, or sbatch --requeue): the same command goes on from the last checkpoint",
-      r"DUE TO (?P<why>PREEMPTION|NODE FAILURE)"),
+      r"CANCELLED AT \S+ DUE TO (?P<why>PREEMPTION|NODE FAILURE)"),
     S("kill-task", "environment", ("Kill task failed",),
       "Slurm could not end a job's processes and took the node out of service",
       "end what is left there (`ps aux`: state D waits for a disk or network file system), then "

@@ -22,7 +22,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 demo: $(READY) ## train: two processes, DDP, a byte-level GPT on real text, two to three minutes
-	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc-per-node 2 -m train run --config ddp
+	$(BIN)/python -m train node --standalone --nproc-per-node 2 -- run --config ddp
 
 test: $(READY) ## every test, each fault and launcher once
 	$(BIN)/python -m pytest $(PARALLEL)

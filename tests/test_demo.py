@@ -14,7 +14,7 @@ from tests.ranks import ROOT, clean_environment, run_together
 
 @pytest.mark.slow
 def test_the_demo_learns_text_and_shows_it(tmp_path: Path) -> None:
-    recipe = re.search(r"^demo:.*\n\tOMP_NUM_THREADS=1 \$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    recipe = re.search(r"^demo:.*\n\t\$\(BIN\)/(.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     assert recipe is not None
     words = recipe[1].split()
     command = [str(Path(sys.executable).parent / words[0]), *words[1:], "--runs-dir", str(tmp_path), "--run-id", "demo"]
@@ -27,7 +27,8 @@ def test_the_demo_learns_text_and_shows_it(tmp_path: Path) -> None:
     assert 1.5 < summary["trigram_loss"] < 2.0
     assert f"{summary['trigram_loss']:.4f} nats/byte" in done.stdout
     written = (run / "sample.txt").read_text()
-    assert written in done.stdout
+    console = "\n".join(line.removeprefix("rank 0 | ") for line in done.stdout.splitlines())
+    assert written.replace("\r", "\n") in console
     assert len(written) > 200
     environment = json.loads((run / "environment.json").read_text())
     assert (environment["world_size"], environment["backend"]) == (2, "gloo")

@@ -122,9 +122,7 @@ class Agent:
     async def _lead(self) -> Verdict:
         self._choose_folder()
         nnodes = len(self.terms.plan.hosts)
-        self.supervisor = Supervisor(
-            self.terms, self._send, self.node.folder.record, self._free_port, self.clock.tick()
-        )
+        self.supervisor = Supervisor(self.terms, self._send, self._record, self._free_port, self.clock.tick())
         server = await self._listen() if nnodes > 1 else None
         greeting = _greeting(self.options)
         assert self.supervisor.join(0, greeting, self.clock.now()) is None
@@ -140,6 +138,15 @@ class Agent:
         if server is not None:
             server.close()
         return self._verdict.result()
+
+    def _record(self, event: str, **facts: Any) -> None:
+        self.node.folder.record(event, **facts)
+        if event == "restart":
+            self.console.say(
+                f"{facts['after']}\nstarting again ({facts['number']} of {facts['of']}) from the last checkpoint"
+            )
+        elif event == "port taken":
+            self.console.say("somebody else was quicker at the port: starting again with the next one")
 
     def _choose_folder(self) -> None:
         """A script that is not ours gets a run folder now; `train run` finds its own, and tells."""

@@ -78,4 +78,4 @@ def rank_environment(base: Mapping[str, str], place: Place, local_rank: int, pag
     return {**defaults, **kept, **told}
 
 
-_NOT_PASSED_ON = (seam.SECRET_FILE, "TORCHELASTIC_USE_AGENT_STORE")
+_NOT_PASSED_ON = (seam.SECRET_FILE, seam.HEARTBEAT_FILE, "TORCHELASTIC_USE_AGENT_STORE")

@@ -25,7 +25,7 @@ from train.launch.output import Console, RankLog, RankOutput, Writer
 from train.launch.ranks import Rank, reap
 from train.launch.views import Terms
 from train.launch.wire import Message
-from train.seam import Exit
+from train.seam import HEARTBEAT_FILE, Exit
 
 KILL_AFTER_S = 2.0
 FLIGHT_S, STACK_S = 2.0, 1.0
@@ -69,6 +69,7 @@ class Node:
         self._awake_since_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ours = is_ours(terms.command)
+        self._heartbeat = Path(os.environ[HEARTBEAT_FILE]) if os.environ.get(HEARTBEAT_FILE) else None
 
     # What agent 0 says.
 
@@ -226,6 +227,9 @@ class Node:
         if now_s - self._beat_s < 1.0:
             return
         self._beat_s = now_s
+        if self._heartbeat is not None:
+            with contextlib.suppress(OSError):
+                self._heartbeat.touch()
         rows = []
         for rank in self.ranks:
             status, over_s = rank.status(awake_since_s)

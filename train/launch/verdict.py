@@ -112,7 +112,9 @@ def failure_of_rank(end: Mapping[str, Any], host: str, node_rank: int, now_s: fl
         kind = {"collective": Kind.VICTIM, "hang": Kind.HANG}.get(told["kind"], Kind.EXCEPTION)
         if told["kind"] in ("usage", "join", "hang", "interrupted"):
             exit_code = Exit(told["exit_code"])
-        words = f"{who} failed{when}: {told['words']}"
+        # Some words name the rank themselves.
+        is_named = told["words"].startswith(f"rank {end['rank']} ")
+        words = told["words"] if is_named else f"{who} failed{when}: {told['words']}"
         if told["kind"] == "usage":
             words, advice = f"{who} refused to start: {told['words']}", None
     elif code < 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -158,6 +159,7 @@ def _killed(
 def _said(lines: Sequence[str], code: int) -> str:
     """The line of a log that says best why a script failed, or its status."""
     for line in reversed(lines):
+        line = _OF_A_RANK.sub("", line)
         text = line.strip()
         head = text.split(":", 1)[0]
         if line[:1].strip() and head.replace(".", "").replace("_", "").isalnum() and head.endswith(_ERRORS):
@@ -165,4 +167,5 @@ def _said(lines: Sequence[str], code: int) -> str:
     return f"it ended with status {code}"
 
 
+_OF_A_RANK = re.compile(r"^\[rank\d+\]: ")  # torch puts it before each line of a traceback
 _ERRORS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning")

@@ -147,7 +147,7 @@ def table(plan: Plan) -> str:
     on = "1 host" if len(plan.hosts) == 1 else f"{len(plan.hosts)} hosts"
     lines += [
         "",
-        f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {on}, run {plan.run_id or '(named at the start)'}",
+        f"{plan.world_size} rank{'s' * (plan.world_size > 1)} on {on}; run: {plan.run_id or 'named at the start'}",
         f"MASTER_ADDR  {plan.master_addr}",
         f"MASTER_PORT  the first free one of {' '.join(map(str, plan.master_ports))}",
         f"agents meet  on the first free one of {' '.join(map(str, plan.control_ports))}",

@@ -12,7 +12,18 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Iterable
 
-from train.launch.hangs import who_hangs
+from train.errors import UsageError
+from train.launch.endings import (
+    STOP_SIGNALS,
+    WINDOW_S,
+    all_victims,
+    died_of_stop,
+    first_cause,
+    hang,
+    host_lost,
+    how_it_stopped,
+    nobody_came,
+)
 from train.launch.verdict import Failure, Kind, Verdict, cause_of, failure_of_rank, verdict_of
 from train.launch.views import NodeView, RankView, Stage, Terms
 from train.launch.wire import Message
@@ -21,8 +32,6 @@ from train.seam import Exit, Phase
 BEAT_S = 1.0
 LOST_AFTER_S = 8.0
 """So long without a word, and a host is lost. All its neighbours are gone 3 s later: 15 s at most are promised."""
-WINDOW_S = 1.0
-"""After the first failure, so long for a better cause to be heard of."""
 EVIDENCE_S = 5.0
 ENDING_S = 15.0
 PORT_TRIES = 3
@@ -70,6 +79,7 @@ class Supervisor:
         for index, node in enumerate(self.nodes):
             node.has_ended = False
             node.evidence = None
+            node.quiet_s = 0.0
             node.ranks = {rank: RankView() for rank in self.terms.plan.ranks(index)}
 
     # What happens.
@@ -102,7 +112,10 @@ class Supervisor:
         self._now_s = now_s
         node = self.nodes[node_rank]
         node.heard_s = now_s
-        match message.get("kind"):
+        kind = message.get("kind")
+        if kind != "stop" and message.get("start_id", self.start_id) != self.start_id:
+            return  # it was under way when the start it tells of was over
+        match kind:
             case "beat":
                 self._note_beat(node, message)
             case "rank_ended":
@@ -121,8 +134,8 @@ class Supervisor:
             case "ended":
                 node.has_ended = True
 
-    def lose(self, node_rank: int, why: str, now_s: float) -> None:
-        """A host is gone, or cut off."""
+    def lose(self, node_rank: int, why: str, now_s: float, *, since_s: float | None = None) -> None:
+        """A host is gone, or cut off: now, or since it was heard of last."""
         self._now_s = now_s
         node = self.nodes[node_rank]
         if node.is_lost or self.stage is Stage.DONE:
@@ -135,19 +148,9 @@ class Supervisor:
         self._record("host lost", node_rank=node_rank, host=self.name(node_rank), why=why)
         if node.has_ended:
             return
+        at_s = now_s if since_s is None else since_s
         ranks = self.terms.plan.ranks(node_rank)
-        which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
-        step = self._step_of(node)
-        when = f" at step {step}" if step else ""
-        words = f"host {self.name(node_rank)} (node rank {node_rank}, {which}) was lost{when}: {why}"
-        advice = (
-            "look at that host and at the network between; then start the job again, it goes on from its checkpoint"
-        )
-        self._fail(
-            Failure(
-                Kind.HOST_LOST, now_s, words, Exit.HOST_LOST, self.name(node_rank), node_rank, step=step, advice=advice
-            )
-        )
+        self._fail(host_lost(self.name(node_rank), node_rank, ranks, self._step_of(node), why, at_s))
 
     def stop(self, by: str, now_s: float, *, now: bool = False) -> None:
         """Somebody asks to stop; `now`: not for the first time, so at once."""
@@ -159,7 +162,8 @@ class Supervisor:
             self._cut_short = f"stopped by {by} before it began"
             self._done(Verdict("stopped", Exit.STOPPED_UNSAVED, self._cut_short))
         elif now and self._stop_by is not None:
-            self._cut_short = self._cut_short or f"stopped at once by {by}"
+            if self.stage is Stage.RUNNING and not self._failures:
+                self._cut_short = f"stopped at once by {by}"
             self._end()
         else:
             self._stop_by, self._stop_s = by, now_s
@@ -174,15 +178,17 @@ class Supervisor:
     def tick(self, now_s: float) -> None:
         """Time has passed."""
         self._now_s = now_s
+        if self.stage is Stage.DONE:
+            return
         if self.stage is Stage.JOINING:
             self._wait_for_all()
-        elif self.stage is not Stage.DONE:
+        else:
             self._look_for_silence()
             if self.stage is Stage.RUNNING:
                 self._watch()
             if self.stage is Stage.ENDING:
                 self._wait_for_end()
-        if now_s - self._beat_s >= BEAT_S:
+        if now_s - self._beat_s >= BEAT_S and self.verdict is None:
             self._beat_s = now_s
             self._send_all({"kind": "beat"})
 
@@ -195,30 +201,18 @@ class Supervisor:
         elif not missing:
             self._start()
         elif self._now_s - self._began_s > self.terms.join_timeout_s:
-            self._done(verdict_of(self._nobody_came(missing)))
-
-    def _nobody_came(self, missing: list[int]) -> Failure:
-        here = [self.name(index) for index, node in enumerate(self.nodes) if node.host is not None]
-        names = ", ".join(f"{self.nodes[index].name} (node rank {index})" for index in missing[:8])
-        more = f" and {len(missing) - 8} more" if len(missing) > 8 else ""
-        first = missing[0]
-        return Failure(
-            Kind.NEVER_JOINED,
-            self._now_s,
-            f"host {names}{more} of {len(self.nodes)} never came within {self.terms.join_timeout_s:g} s; "
-            f"here: {', '.join(here[:8])}{' …' if len(here) > 8 else ''}",
-            Exit.NEVER_JOINED,
-            self.nodes[first].name,
-            first,
-            advice="is the host up, did its agent start, does it reach this host's control port, has it the same "
-            "secret? Or allow more time with --join-timeout-s",
-        )
+            names = [self.name(index) for index in range(len(self.nodes))]
+            self._done(verdict_of(nobody_came(names, missing, self._now_s, self.terms.join_timeout_s)))
 
     def _start(self) -> None:
         self._reset()
         self.start_id = secrets.token_hex(6)
         free = [port for port in self.terms.plan.master_ports if port not in self._ports_tried]
-        port = self._pick_port(free or self.terms.plan.master_ports)
+        try:
+            port = self._pick_port(free or self.terms.plan.master_ports)
+        except UsageError as error:
+            self._done(Verdict("failed", Exit.USAGE, "; ".join(error.problems)))
+            return
         self._ports_tried.append(port)
         self.stage = Stage.RUNNING
         self._started_s = self._now_s
@@ -254,8 +248,8 @@ class Supervisor:
         self._record("rank ended", rank=message["rank"], host=self.name(node_rank), code=view.code)
         if view.code in (Exit.FINISHED, Exit.STOPPED_SAVED) or message["by_us"]:
             return
-        if self._stop_by is not None and -view.code in (1, 2, 10, 12, 15):
-            return  # it knows nothing of stopping in good order: `_how_it_stopped` says so
+        if self._stop_by is not None and -view.code in STOP_SIGNALS:
+            return  # it knows nothing of stopping in good order: `how_it_stopped` says so
         self._fail(failure_of_rank(message, self.name(node_rank), node_rank, self._now_s))
 
     def _fail(self, failure: Failure) -> None:
@@ -271,6 +265,7 @@ class Supervisor:
                     index,
                     f"no word from it for {LOST_AFTER_S:g} s (its network or power was cut, or it is frozen)",
                     self._now_s,
+                    since_s=node.heard_s,
                 )
 
     def _watch(self) -> None:
@@ -285,7 +280,7 @@ class Supervisor:
             self._ask_for_evidence(f"no rank said anything for {idle_s:g} s")
         if all_gone or (self._end_at_s is not None and now_s >= self._end_at_s):
             self._end()
-        elif self._stop_by is not None and now_s - self._stop_s > self.terms.grace_s:
+        elif self._stop_by is not None and now_s - self._stop_s > self.terms.grace_s and not self._failures:
             self._cut_short = f"stopped by {self._stop_by}, but not done within the grace of {self.terms.grace_s:g} s"
             self._end()
 
@@ -297,30 +292,10 @@ class Supervisor:
             self._send_all({"kind": "evidence"})
 
     def _judge_hang(self) -> None:
-        evidence = {rank: told for node in self.nodes for rank, told in (node.evidence or {}).items()}
-        for node in self.nodes:
-            for rank, view in node.ranks.items():
-                evidence.setdefault(rank, {})["code"] = view.code
         hosts = {rank: index for index, node in enumerate(self.nodes) for rank in node.ranks}
-        blamed, words, lines = who_hangs(evidence, {rank: self.name(index) for rank, index in hosts.items()})
-        node_rank = None if blamed is None else hosts[blamed]
-        step = max((view.step for node in self.nodes for view in node.ranks.values()), default=0)
+        names = {rank: self.name(index) for rank, index in hosts.items()}
         self._evidence_at_s = None
-        self._fail(
-            Failure(
-                Kind.HANG,
-                self._now_s,
-                f"hang: {words} ({self._why_hang})",
-                Exit.HANG,
-                None if node_rank is None else self.name(node_rank),
-                node_rank,
-                blamed,
-                step,
-                lines,
-                "the stacks of all ranks are in the run folder's evidence/; if the work was only slow, allow more time "
-                "with --runtime.step_timeout_s (or --idle-timeout-s)",
-            )
-        )
+        self._fail(hang(self.nodes, names, hosts, self._now_s, self._why_hang))
         self._end()
 
     # Ending.
@@ -335,7 +310,7 @@ class Supervisor:
         waiting = [node for node in self.nodes if not node.is_lost and not node.has_ended]
         if waiting and self._now_s - self._ending_s < ENDING_S:
             return
-        only_victims = self._failures and all(failure.kind is Kind.VICTIM for failure in self._failures)
+        only_victims = self._failures and all_victims(self._failures)
         uneasy = [node for node in self.nodes if not node.is_lost and self._now_s - node.heard_s > _UNEASY_S]
         if only_victims and uneasy and self._now_s - self._ending_s < LOST_AFTER_S:
             return  # all have ended; who is silent may yet turn out to be the cause
@@ -348,12 +323,12 @@ class Supervisor:
             saved = max((view.saved_step for view in self._views()), default=-1)
             rest = f"; the last checkpoint is of step {saved}" if saved >= 0 else ""
             self._done(Verdict("stopped", Exit.STOPPED_UNSAVED, self._cut_short + rest, step=self._last_step()))
-        elif self._failures:
-            cause = cause_of(self._failures)
+        elif self._failures and not (self._stop_by and died_of_stop(self._views(), self._failures, self._stop_s)):
+            cause = first_cause(self._failures)
             if not self._goes_on(cause):
                 self._done(verdict_of(cause, self.start_id))
         else:
-            self._done(self._how_it_stopped())
+            self._done(how_it_stopped(list(self._views()), self._stop_by, self.start_id))
 
     def _goes_on(self, cause: Failure) -> bool:
         """Whether the job is started once more."""
@@ -374,20 +349,6 @@ class Supervisor:
         """Whether rank 0 found its port in use: somebody was quicker."""
         said = "\n".join([cause.words, *cause.evidence]).lower()
         return cause.rank == 0 and not cause.step and ("eaddrinuse" in said or "address already in use" in said)
-
-    def _how_it_stopped(self) -> Verdict:
-        views = list(self._views())
-        codes = {view.code for view in views}
-        step = self._last_step()
-        at = f" at step {step}" if step else ""
-        asked = f"stopped by {self._stop_by}{at}" if self._stop_by else f"stopped on request{at}"
-        if codes == {0} and (self._stop_by is None or any(view.is_ours for view in views)):
-            return Verdict("finished", Exit.FINISHED, None, step=step or None, start_id=self.start_id)
-        if codes <= {Exit.FINISHED, Exit.STOPPED_SAVED}:
-            words = f"{asked}, saved: the same command goes on from there"
-            return Verdict("stopped", Exit.STOPPED_SAVED, words, step=step or None, start_id=self.start_id)
-        words = f"{asked} with nothing saved: the script ends at once on SIGTERM"
-        return Verdict("stopped", Exit.STOPPED_UNSAVED, words, step=step or None, start_id=self.start_id)
 
     def _done(self, verdict: Verdict) -> None:
         self.stage = Stage.DONE

@@ -1,0 +1,114 @@
+"""How a job ends, once all that agent 0 heard is there: which failure was the cause, or how it stopped. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from train.launch.hangs import who_hangs
+from train.launch.verdict import Failure, Kind, Verdict, cause_of
+from train.launch.views import NodeView, RankView
+from train.seam import Exit
+
+WINDOW_S = 1.0
+"""After the first failure, so long for a better cause to be heard of."""
+STOP_SIGNALS = (1, 2, 10, 12, 15)
+"""What a script that knows nothing of stopping in good order dies of when it is asked to stop."""
+_NAMED = 8
+
+
+def first_cause(failures: Sequence[Failure]) -> Failure:
+    """The cause. What came later than a window after the first failure counts only if that window saw victims alone."""
+    first_s = min(failure.at_s for failure in failures)
+    early = [failure for failure in failures if failure.at_s <= first_s + WINDOW_S]
+    return cause_of(failures if all_victims(early) else early)
+
+
+def all_victims(failures: Iterable[Failure]) -> bool:
+    """Whether all of them followed from something that is not among them."""
+    return all(failure.kind is Kind.VICTIM for failure in failures)
+
+
+def died_of_stop(views: Iterable[RankView], failures: Sequence[Failure], asked_s: float) -> bool:
+    """Whether ranks failed only because others ended at once when they were asked to stop."""
+    died = any(-(view.code or 0) in STOP_SIGNALS for view in views)
+    return died and all_victims(failures) and failures[0].at_s >= asked_s
+
+
+def nobody_came(names: Sequence[str], missing: Sequence[int], now_s: float, timeout_s: float) -> Failure:
+    """Hosts that were waited for in vain."""
+    here = [name for index, name in enumerate(names) if index not in missing]
+    who = ", ".join(f"{names[index]} (node rank {index})" for index in missing[:_NAMED])
+    more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+    return Failure(
+        Kind.NEVER_JOINED,
+        now_s,
+        f"host {who}{more} of {len(names)} never came within {timeout_s:g} s; "
+        f"here: {', '.join(here[:_NAMED])}{' …' if len(here) > _NAMED else ''}",
+        Exit.NEVER_JOINED,
+        names[missing[0]],
+        missing[0],
+        advice="is the host up, did its agent start, does it reach this host's control port, has it the same "
+        "secret? Or allow more time with --join-timeout-s",
+    )
+
+
+def host_lost(name: str, node_rank: int, ranks: Sequence[int], step: int | None, why: str, at_s: float) -> Failure:
+    """A host is gone with its ranks."""
+    which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
+    when = f" at step {step}" if step else ""
+    words = f"host {name} (node rank {node_rank}, {which}) was lost{when}: {why}"
+    advice = "look at that host and at the network between; then start the job again, it goes on from its checkpoint"
+    return Failure(Kind.HOST_LOST, at_s, words, Exit.HOST_LOST, name, node_rank, step=step, advice=advice)
+
+
+def hang(
+    nodes: Sequence[NodeView], names: Mapping[int, str], hosts: Mapping[int, int], now_s: float, why: str
+) -> Failure:
+    """A hang, judged by the evidence of all hosts.
+
+    Args:
+        nodes: what is known of each.
+        names: by rank: its host's name.
+        hosts: by rank: its node rank.
+        now_s: agent 0's clock.
+        why: what showed that somebody hangs.
+    """
+    evidence = {rank: told for node in nodes for rank, told in (node.evidence or {}).items()}
+    for node in nodes:
+        for rank, view in node.ranks.items():
+            evidence.setdefault(rank, {})["code"] = view.code
+    blamed, words, lines = who_hangs(evidence, names)
+    return Failure(
+        Kind.HANG,
+        now_s,
+        f"hang: {words} ({why})",
+        Exit.HANG,
+        None if blamed is None else names[blamed],
+        None if blamed is None else hosts[blamed],
+        blamed,
+        max((view.step for node in nodes for view in node.ranks.values()), default=0),
+        lines,
+        "the stacks of all ranks are in the run folder's evidence/; if the work was only slow, allow more time "
+        "with --runtime.step_timeout_s (or --idle-timeout-s)",
+    )
+
+
+def how_it_stopped(views: Sequence[RankView], stop_by: str | None, start_id: str) -> Verdict:
+    """No failure: finished, or stopped on request, saved or not.
+
+    Args:
+        views: of all ranks.
+        stop_by: who asked to stop; None: nobody did.
+        start_id: the start's.
+    """
+    codes = {view.code for view in views}
+    step = max((view.step for view in views), default=0)
+    asked = f"stopped by {stop_by}" if stop_by else "stopped on request"
+    asked += f" at step {step}" if step else ""
+    if codes == {0} and (stop_by is None or any(view.is_ours for view in views)):
+        return Verdict("finished", Exit.FINISHED, None, step=step or None, start_id=start_id)
+    if codes <= {Exit.FINISHED, Exit.STOPPED_SAVED}:
+        words = f"{asked}, saved: the same command goes on from there"
+        return Verdict("stopped", Exit.STOPPED_SAVED, words, step=step or None, start_id=start_id)
+    words = f"{asked} with nothing saved: the script ends at once on SIGTERM"
+    return Verdict("stopped", Exit.STOPPED_UNSAVED, words, step=step or None, start_id=start_id)

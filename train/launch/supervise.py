@@ -278,7 +278,8 @@ class Supervisor:
                 self._judge_hang()
         elif idle_s is not None and min(node.quiet_s for node in self.nodes) > idle_s and not all_gone:
             self._ask_for_evidence(f"no rank said anything for {idle_s:g} s")
-        if all_gone or (self._end_at_s is not None and now_s >= self._end_at_s):
+        gathers = self._evidence_at_s is not None  # which ends all ranks, and says so only thereafter
+        if (all_gone and not gathers) or (self._end_at_s is not None and now_s >= self._end_at_s):
             self._end()
         elif self._stop_by is not None and now_s - self._stop_s > self.terms.grace_s and not self._failures:
             self._cut_short = f"stopped by {self._stop_by}, but not done within the grace of {self.terms.grace_s:g} s"

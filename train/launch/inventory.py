@@ -122,15 +122,19 @@ class _Reader:
         self.groups: dict[str, _Group] = {"all": _Group()}
         self._lines: dict[str, int] = {}
         self._problems: list[str] = []
-        self._loader = yaml.SafeLoader(text)
+        self._flat: set[int] = set()
         try:
+            self._loader = yaml.SafeLoader(text)
             root = self._loader.get_single_node()
         except yaml.YAMLError as error:
             raise UsageError(self._syntax(error, text)) from None
         if root is None:
             raise UsageError(f"{path}: empty; expected groups, such as `{NODES}:` with `hosts:`")
-        for name, _, value in self._pairs(root, "groups"):
-            self._group(name, value)
+        try:
+            for name, _, value in self._pairs(root, "groups"):
+                self._group(name, value)
+        except RecursionError:
+            raise UsageError(f"{path}: an alias (`*name`) stands within what it stands for") from None
         for name in self.groups:
             if name != "all" and not any(name in group.children for group in self.groups.values()):
                 self.groups["all"].children[name] = None
@@ -216,19 +220,28 @@ class _Reader:
             found = "a list: write `name:`, not `- name`" if isinstance(node, yaml.SequenceNode) else repr(node.value)
             self._problem(node.start_mark.line + 1, f"expected {expected}, each a key with a colon; found {found}")
             return
-        self._loader.flatten_mapping(node)
-        seen: set[str] = set()
+        if id(node) not in self._flat:  # an alias leads here again
+            self._flat.add(id(node))
+            self._refuse_double_keys(node, expected)
+            self._loader.flatten_mapping(node)
+        pairs = {}
         for key, value in node.value:
             line = key.start_mark.line + 1
-            if not isinstance(key, yaml.ScalarNode):
+            if isinstance(key, yaml.ScalarNode):
+                pairs[key.value] = (line, value)
+            else:
                 self._problem(
                     line, f"expected {expected}: a name, not a structure; put names with brackets into quotes"
                 )
-            elif key.value in seen:
-                self._problem(line, f"{key.value} is there twice: {expected} must differ")
-            else:
+        yield from ((name, line, value) for name, (line, value) in pairs.items())
+
+    def _refuse_double_keys(self, node: yaml.MappingNode, expected: str) -> None:
+        seen: set[object] = set()
+        for key, _ in node.value:
+            if isinstance(key.value, str):
+                if key.value in seen:
+                    self._problem(key.start_mark.line + 1, f"{key.value} is there twice: {expected} must differ")
                 seen.add(key.value)
-                yield key.value, line, value
 
     def _variables(self, node: yaml.Node, expected: str) -> dict[str, Any]:
         import yaml

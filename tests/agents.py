@@ -65,7 +65,8 @@ class FakeAgent:
         deadline = time.monotonic() + timeout_s
         while not what():
             assert time.monotonic() < deadline, "it never came to that"
-            assert all(rank.poll() is None for rank in self.ranks), [rank.communicate()[0] for rank in self.ranks]
+            said = [rank.communicate()[0] for rank in self.ranks if rank.poll() is not None]
+            assert not said, said
             time.sleep(0.01)
 
     def end(self, timeout_s: float = 60) -> tuple[list[int], list[str]]:

@@ -123,9 +123,10 @@ def test_a_refused_config_and_a_rank_that_waits_in_vain_have_kinds_of_their_own(
 def test_the_flight_records_of_a_hang_tell_who_is_behind_and_where(tmp_path: Path) -> None:
     """Rank 1 never enters the third step's first all-reduce; both tell so while their main threads are stuck."""
     with FakeAgent(tmp_path) as agent:
-        agent.start(*_own(tmp_path, "time.sleep(1000)"))
+        # Torch's own time-out comes later than this one: the agent is to judge.
+        agent.start(*_own(tmp_path, "time.sleep(1000)"), "--runtime.step_timeout_s=1")
         agent.wait_until(lambda: all(page.read().step == 2 for page in agent.pages))
-        agent.wait_until(lambda: time.monotonic() - agent.pages[0].read().progress_s > 1)
+        agent.wait_until(lambda: time.monotonic() - agent.pages[0].read().progress_s > 3)
         for page in agent.pages:
             page.ask_for_evidence()
         agent.wait_until(lambda: all(agent.beside(rank, "flight.json").exists() for rank in (0, 1)))
@@ -144,4 +145,4 @@ def test_the_flight_records_of_a_hang_tell_who_is_behind_and_where(tmp_path: Pat
     assert (missed[0]["seq"], missed[0]["op"], missed[0]["sizes"]) == (last + 1, "gloo:all_reduce", [[3]])
     assert missed[-1]["seq"] == ours["step"]["last"]
     assert not any(entry["retired"] for entry in missed)
-    assert 1 <= missed[0]["age_s"] < 60
+    assert 2 <= missed[0]["age_s"] < 60

@@ -16,6 +16,7 @@ from train.config import RuntimeConfig
 from train.errors import UsageError
 from train.health import Health
 from train.seam import STATUS_PAGE, Phase, StatusPage
+from train.state import Job, restore, state_of
 
 WAITS = RuntimeConfig(
     start_timeout_s=1, first_step_timeout_s=3, step_timeout_s=2, eval_timeout_s=4, save_timeout_s=5
@@ -175,12 +176,19 @@ class Recorded(Health):
         self.told.append(("saved", step))
 
 
-def test_the_loop_tells_each_step_and_phase() -> None:
+def recorded_job() -> tuple[Job, list[tuple[str, int]]]:
+    """Three steps, an evaluation and a checkpoint every second one; and what its health will be told."""
     job = make_job(config_of(
         "model.name=mlp", "data.name=classification", "data.size=20", "batch.global_size=8", "batch.micro_size=2",
         "train.steps=3", "train.eval_every=2", "train.save_every=2",
     ))  # fmt: skip
-    job.health = Recorded()
+    job.health = recorded = Recorded()
+    return job, recorded.told
+
+
+def test_the_loop_tells_each_step_and_phase(monkeypatch: pytest.MonkeyPatch) -> None:
+    job, told = recorded_job()
+    monkeypatch.setattr(job.runtime, "end_first_step", lambda: told.append(("time-out of every step", 1)))
     loop.fit(job)
     batches = -(-len(job.data.val) // 2)
 
@@ -190,7 +198,15 @@ def test_the_loop_tells_each_step_and_phase() -> None:
     def save(step: int) -> list[tuple[str, int]]:
         return [("saving", step), ("saved", step), ("step", step)]
 
-    assert job.health.told == [
-        ("first step", 0), ("beat in first step", 1), ("step", 1), ("beat in step", 2), *evaluation(2), *save(2),
-        ("beat in step", 3), *evaluation(3), *save(3),
+    assert told == [
+        ("first step", 0), ("beat in first step", 1), ("time-out of every step", 1), ("step", 1),
+        ("beat in step", 2), *evaluation(2), *save(2), ("beat in step", 3), *evaluation(3), *save(3),
     ]  # fmt: skip
+
+
+def test_a_rank_that_goes_on_tells_from_where() -> None:
+    done, _ = recorded_job()
+    loop.fit(done)
+    job, told = recorded_job()
+    restore(job, state_of(done))
+    assert told == [("beat in starting", 3), ("saved", 3)]

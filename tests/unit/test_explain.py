@@ -210,8 +210,8 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
 def state(rank: int, enqueued: int) -> str:
     return (
         f"[rank{rank}]:[E626 06:24:44.906 ProcessGroupNCCL.cpp:1785] [PG ID 0 PG GUID 0(default_pg) Rank {rank}] "
-        f"Exception (either an error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: {enqueued}, last "
-        "completed NCCL work: 807."
+        "Exception (either an error or timeout) detected by watchdog at work: 808, last enqueued NCCL work: "
+        f"{enqueued}, last completed NCCL work: 807."
     )
 
 

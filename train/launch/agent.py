@@ -29,6 +29,7 @@ from train.seam import SECRET_FILE, Exit
 
 TICK_S = 0.2
 _PENDING = 256
+_STRANGERS_TOLD = 20
 _AGAIN_S = 0.5
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
@@ -56,6 +57,8 @@ class AwakeClock:
         self._awake_s = 0.0
         self.awake_since_s = self._last_s
         """Since when, on the host's monotonic clock, it has run without a break."""
+        self.slept_s = 0.0
+        """How long it did not run, where that was so long that the others must have given this host up."""
 
     def now(self) -> float:
         """Seconds awake."""
@@ -68,6 +71,8 @@ class AwakeClock:
         self._awake_s += min(gone_s, 1.0)
         if gone_s > 2.0:
             self.awake_since_s = now_s
+        if gone_s > LOST_AFTER_S:
+            self.slept_s = gone_s
         return self._awake_s
 
 
@@ -85,7 +90,8 @@ class Agent:
         self.supervisor: Supervisor | None = None
         self._wires: dict[int, Wire] = {}
         self._to_agent_0: Wire | None = None
-        self._pending = 0
+        self._callers: dict[asyncio.StreamWriter, None] = {}
+        self._strangers = 0
         self._verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._stop_asked_s: float | None = None
         self._heard_s = 0.0
@@ -173,19 +179,19 @@ class Agent:
 
     async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Somebody calls. Whoever cannot prove to be of this job is sent away, and changes nothing."""
-        if self._pending >= _PENDING:
-            writer.transport.abort()
-            return
-        self._pending += 1
+        if len(self._callers) >= _PENDING:  # the oldest goes: an agent of ours is through in no time
+            oldest = next(iter(self._callers))
+            del self._callers[oldest]
+            oldest.transport.abort()
+        self._callers[writer] = None
         try:
             key, greeting = await wire.greet(reader, writer, self.options.secret)
-        except (WireError, EOFError, OSError, TimeoutError, RecursionError) as error:
-            peer = writer.get_extra_info("peername")
-            self.node.folder.record("stranger", address=str(peer[0]) if peer else None, why=str(error))
+        except (WireError, EOFError, OSError, TimeoutError) as error:
+            self._note_stranger(writer, str(error) or type(error).__name__)
             writer.transport.abort()
             return
         finally:
-            self._pending -= 1
+            self._callers.pop(writer, None)
         node_rank = greeting.get("node_rank")
         assert self.supervisor is not None
         if not isinstance(node_rank, int):
@@ -202,6 +208,13 @@ class Agent:
             self.node.interface = network.interface_of(peer_wire.local_address)
         self.console.say(f"host {self.supervisor.name(node_rank)} is here")
         await self._hear(node_rank, peer_wire)
+
+    def _note_stranger(self, writer: asyncio.StreamWriter, why: str) -> None:
+        """The first few one by one, then fewer and fewer: nobody fills the disk by knocking."""
+        self._strangers += 1
+        count, peer = self._strangers, writer.get_extra_info("peername")
+        if count <= _STRANGERS_TOLD or str(count).strip("0") == "1":
+            self.node.folder.record("stranger", count=count, address=str(peer[0]) if peer else None, why=why)
 
     async def _hear(self, node_rank: int, peer: Wire) -> None:
         assert self.supervisor is not None
@@ -308,9 +321,12 @@ class Agent:
         """Agent 0 is gone, or cannot be reached: this host ends its ranks by itself."""
         if self._verdict.done():
             return
-        name = self.terms.name_of(0) or self.terms.plan.master_addr
-        verdict = Verdict("failed", Exit.HOST_LOST, f"host {name} (node rank 0) was lost: {why}", name, 0)
-        self._verdict.set_result(verdict)
+        name, node_rank = self.terms.name_of(0) or self.terms.plan.master_addr, 0
+        self.clock.tick()
+        if self.clock.slept_s:
+            name, node_rank, why = self.node.name, self.node.node_rank, _asleep(self.clock.slept_s)
+        words = f"host {name} (node rank {node_rank}) was lost: {why}"
+        self._verdict.set_result(Verdict("failed", Exit.HOST_LOST, words, name, node_rank))
 
     # Both.
 
@@ -357,7 +373,9 @@ class Agent:
         folder = self.node.folder
         if folder.path is None and self.node.ranks and verdict.exit_code not in (Exit.FINISHED, Exit.USAGE):
             self.node.folder_is(self.options.runs_dir / f"failed-{verdict.start_id or self.node.start_id}")
-        if self.node.ranks:
+        if verdict.exit_code == Exit.USAGE:
+            folder.discard()
+        elif self.node.ranks:
             folder.conclude(verdict.as_dict(), replace=self.options.node_rank == 0)
         if verdict.evidence and verdict.exit_code != Exit.USAGE:
             is_hang = verdict.exit_code == Exit.HANG
@@ -368,6 +386,10 @@ class Agent:
         if folder.path is not None:
             self.console.say(f"run folder {folder.path}")
         self.console.say(verdict.line)
+
+
+def _asleep(slept_s: float) -> str:
+    return f"it did not run for {slept_s:.0f} s (frozen, suspended or starved), so the others have gone on without it"
 
 
 def _greeting(options: NodeOptions) -> dict[str, Any]:

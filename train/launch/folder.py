@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 import time
 from collections.abc import Mapping
@@ -29,6 +31,7 @@ class Folder:
         self._node_rank = node_rank
         self._waiting: list[tuple[str, str]] = []
         self._lock: IO[str] | None = None
+        self._is_new = False
         self._began_s = time.monotonic()
         self.path: Path | None = None
 
@@ -43,6 +46,7 @@ class Folder:
     def _hold(self) -> None:
         """For as long as this process lives: a lock that `stop` looks at, and that a second job meets."""
         assert self.path is not None
+        self._is_new = not self.path.exists()
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / f".agent{self._node_rank}.lock").open("a+", encoding="utf-8")
@@ -73,12 +77,18 @@ class Folder:
         """Write a JSON file."""
         if self.path is not None:
             path, text = self.path / name, json.dumps(content, indent=1) + "\n"
-            self._writer.put(len(text), lambda: _replace(path, text))
+            self._writer.put(0, lambda: _replace(path, text))  # 0: it must find room behind whatever ranks print
 
     def conclude(self, verdict: Mapping[str, Any], *, replace: bool) -> None:
         """Write `verdict.json`; without `replace` only where there is none: who sees less yields to agent 0."""
         if self.path is not None and (replace or not (self.path / "verdict.json").exists()):
             self.write("verdict.json", verdict)
+
+    def discard(self) -> None:
+        """Nothing was trained: a folder that was not there before goes again, after what is queued for it."""
+        if self.path is not None and self._is_new:
+            path, self.path = self.path, None
+            self._writer.put(0, lambda: shutil.rmtree(path, ignore_errors=True))
 
     def take_stop_file(self) -> bool:
         """Whether somebody put a STOP file there; it is gone then."""
@@ -95,7 +105,7 @@ class Folder:
             self._waiting.append((name, text))
             return
         path = self.path / name
-        self._writer.put(len(text), lambda: _append(path, text))
+        self._writer.put(0, lambda: _append(path, text))
 
 
 def _append(path: Path, text: str) -> None:
@@ -114,4 +124,5 @@ def _replace(path: Path, text: str) -> None:
         aside.write_text(text, encoding="utf-8")
         aside.replace(path)
     except OSError:
-        aside.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            aside.unlink()

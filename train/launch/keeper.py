@@ -97,6 +97,11 @@ def members(start_ids: Collection[str], sessions: Collection[int], spared: Colle
     return found - set(spared) - {os.getpid()}
 
 
+def session_of(leader: int) -> set[int]:
+    """Process ids of a session, less its leader."""
+    return {pid for pid, process in processes().items() if process.session == leader} - {leader}
+
+
 def end_all(find: Callable[[], set[int]], deadline_s: float = DEADLINE_S) -> set[int]:
     """Kill what `find` finds until it finds nothing twice in a row; what is left at the deadline."""
     deadline = time.monotonic() + deadline_s

@@ -22,7 +22,7 @@ from train.launch import keeper
 from train.launch.environment import Place, rank_environment
 from train.launch.folder import Folder
 from train.launch.output import Console, RankLog, RankOutput, Writer
-from train.launch.ranks import Rank, reap
+from train.launch.ranks import Rank, reap, shortened
 from train.launch.views import Terms
 from train.launch.wire import Message
 from train.seam import HEARTBEAT_FILE, Exit
@@ -54,7 +54,7 @@ class Node:
             run_id: the run's name, where it is known from the start.
             runs_dir: the folder of run folders.
         """
-        self.terms, self.node_rank, self._tell, self._console, self._keeper = (
+        self.terms, self.node_rank, self._tell_agent_0, self._console, self._keeper = (
             terms, node_rank, tell, console, keeper_pipe,
         )  # fmt: skip
         self._run_id, self._runs_dir = run_id, runs_dir
@@ -64,12 +64,17 @@ class Node:
         self.interface: str | None = None
         self.start_id = ""
         self._aside: Path | None = None
-        self._ending = self._aborting = False
+        self._end: asyncio.Task[None] | None = None
+        self._at_once = self._aborting = self._stopping = False
+        self._paused: list[Rank] = []
         self._beat_s = 0.0
         self._awake_since_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ours = is_ours(terms.command)
         self._heartbeat = Path(os.environ[HEARTBEAT_FILE]) if os.environ.get(HEARTBEAT_FILE) else None
+
+    def _tell(self, message: Message) -> None:
+        self._tell_agent_0({"start_id": self.start_id, **message})
 
     # What agent 0 says.
 
@@ -86,8 +91,10 @@ class Node:
                 self._run(self.end(now=message["now"]))
 
     def _start(self, message: Message) -> None:
-        self.start_id, self._ending, self._aborting = message["start_id"], False, False
+        self.start_id, self._end = message["start_id"], None
+        self._at_once = self._aborting = self._stopping = False
         shared_memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+        self._remove_aside()
         where = shared_memory if os.access(shared_memory, os.W_OK) else None
         self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
         self._keeper.say(f"start {self.start_id}", f"folder {self._aside}")
@@ -131,11 +138,13 @@ class Node:
         asyncio.get_running_loop().add_reader(rank.pipe, self._listen, rank)
 
     def _ask_to_stop(self, by: str) -> None:
+        self._stopping = True
         for rank in self.ranks:
             rank.page.ask_to_stop()
-            # A signal during `import torch` would kill ours: they read their page. Others know only the signal.
+            # A signal during `import torch` would kill ours: they read their page. Others know only the signal; and
+            # a shell around a script does not pass it on, so the whole group gets it.
             if not self._is_ours and not rank.page.read().is_ours:
-                rank.kill_alone(signal.SIGTERM)
+                rank.kill(signal.SIGTERM)
         if self.ranks:
             self._console.say(
                 f"stopping, asked by {by}; {self.terms.grace_s:g} s to save (again: ends at once, unsaved)"
@@ -154,9 +163,11 @@ class Node:
         await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in self.ranks), STACK_S)
         evidence = {}
         for rank in self.ranks:
-            rank.read()
-            evidence[rank.rank] = {**rank.evidence(), "state": told[rank.rank]}
-            self.folder.write(f"evidence/{self.start_id}-rank{rank.rank}.json", evidence[rank.rank])
+            if rank.pipe >= 0:
+                rank.read()
+            found = {**rank.evidence(), "state": told[rank.rank]}
+            self.folder.write(f"evidence/{self.start_id}-rank{rank.rank}.json", found)
+            evidence[rank.rank] = shortened(found)
         self._tell({"kind": "evidence", "ranks": evidence})
 
     def _own(self) -> list[Rank]:
@@ -164,18 +175,22 @@ class Node:
 
     async def end(self, *, now: bool = False) -> None:
         """End everything of this start on this host, then say so. SIGTERM first, unless `now`."""
-        if self._ending:
-            return
-        self._ending = True
-        if not now and any(rank.code is None for rank in self.ranks):
-            for rank in self.ranks:
+        self._at_once = self._at_once or now
+        if self._end is None:
+            self._end = asyncio.create_task(self._end_all())
+        await asyncio.shield(self._end)  # who asks a second time must not leave before it is done
+
+    async def _end_all(self) -> None:
+        ranks, start_id = self.ranks, self.start_id
+        if not self._at_once and any(rank.code is None for rank in ranks):
+            for rank in ranks:
                 rank.kill(signal.SIGTERM)
-            await _until(lambda: all(rank.code is not None for rank in self.ranks), KILL_AFTER_S)
-        for rank in self.ranks:
+            await _until(lambda: self._at_once or all(rank.code is not None for rank in ranks), KILL_AFTER_S)
+        for rank in ranks:
             rank.kill(signal.SIGKILL)
-        sessions = {rank.pid for rank in self.ranks if rank.pid}
+        sessions = {rank.pid for rank in ranks if rank.pid}
         left = await asyncio.to_thread(keeper.end_all, lambda: self._find(sessions))
-        for rank in self.ranks:
+        for rank in ranks:
             if rank.pipe >= 0:
                 rank.read()
                 asyncio.get_running_loop().remove_reader(rank.pipe)
@@ -184,9 +199,15 @@ class Node:
         if left:
             self._console.say(f"cannot end process {', '.join(map(str, sorted(left)))}: it does not die (state D?)")
         self._keeper.say("over")
-        if self._aside is not None and self.folder.path is not None:
+        if self.folder.path is not None:
+            self._remove_aside()
+        self._tell({"kind": "ended", "start_id": start_id, "left": sorted(left)})
+
+    def _remove_aside(self) -> None:
+        """Pages, and logs that no run folder was found for; after what is queued for them."""
+        if self._aside is not None:
             self._logs.put(0, partial(shutil.rmtree, self._aside, ignore_errors=True))
-        self._tell({"kind": "ended", "left": sorted(left)})
+            self._aside = None
 
     def _find(self, sessions: set[int]) -> set[int]:
         own = {pid for pid, process in keeper.processes().items() if process.parent == os.getpid()}
@@ -200,7 +221,10 @@ class Node:
     # What happens here.
 
     def _listen(self, rank: Rank) -> None:
-        if not rank.read():
+        if self._logs.is_full:  # let the rank wait for its log, as it would for a file of its own
+            asyncio.get_running_loop().remove_reader(rank.pipe)
+            self._paused.append(rank)
+        elif not rank.read():
             asyncio.get_running_loop().remove_reader(rank.pipe)
             rank.close()
 
@@ -210,20 +234,40 @@ class Node:
         for pid, code in reap():
             if pid == self._keeper.pid:
                 self._keeper.start()
-                self._keeper.say(f"start {self.start_id}", *(f"session {r.pid}" for r in self.ranks if r.code is None))
+                sessions = (f"session {rank.pid}" for rank in self.ranks if rank.code is None)
+                self._keeper.say(f"start {self.start_id}", f"folder {self._aside}", *sessions)
             elif pid in by_pid:
                 rank = by_pid[pid]
                 rank.code = code
-                rank.read()  # its last words, before it is judged
-                gpus = Path("/dev/nvidia0").exists()
-                report = rank.end_report(gpu=self.ranks.index(rank) if gpus else None)
-                self._tell({**report, "by_us": self._ending or self._aborting})
+                if self._stopping and self._end is None and keeper.session_of(rank.pid):
+                    self._run(self._wait_for_session(rank))
+                else:
+                    self._report(rank)
+
+    async def _wait_for_session(self, rank: Rank) -> None:
+        """The shell around a script has ended on the stop request, but not yet the script: it may be saving."""
+        while self._end is None and keeper.session_of(rank.pid):
+            await asyncio.sleep(0.1)
+        self._report(rank)
+
+    def _report(self, rank: Rank) -> None:
+        if rank.pipe >= 0:
+            rank.read()  # its last words, before it is judged
+            rank.output.finish()
+        gpus = Path("/dev/nvidia0").exists()
+        report = rank.end_report(gpu=self.ranks.index(rank) if gpus else None)
+        self._tell({**report, "by_us": self._end is not None or self._aborting})
 
     def tick(self, now_s: float, awake_since_s: float) -> None:
         """Time has passed: look after the run folder, and each second tell how far the ranks are."""
         self._awake_since_s = awake_since_s
         if self.folder.path is None:
             self._look_for_folder()
+        if self._paused and not self._logs.is_full:
+            for rank in self._paused:
+                if rank.pipe >= 0:
+                    asyncio.get_running_loop().add_reader(rank.pipe, self._listen, rank)
+            self._paused = []
         if now_s - self._beat_s < 1.0:
             return
         self._beat_s = now_s
@@ -270,6 +314,7 @@ class Node:
 
     def close(self) -> None:
         """Nothing is left to do: let the log be written to its end."""
+        self._remove_aside()
         self._logs.close(5.0)
 
 

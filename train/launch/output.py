@@ -34,6 +34,11 @@ class Writer:
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
+    @property
+    def is_full(self) -> bool:
+        """Whether more than half of the room is taken."""
+        return self._bytes > _QUEUED_BYTES // 2
+
     def put(self, size: int, job: Callable[[], None]) -> None:
         """Queue a job that writes `size` bytes; never waits."""
         with self._ready:
@@ -60,7 +65,10 @@ class Writer:
                     self._ready.wait()
                 size, job = self._jobs.popleft()
                 self._bytes -= size
-            job()
+            try:
+                job()
+            except Exception:
+                self.left_out += 1  # whatever it was: the jobs behind it are not lost with it
 
 
 class Console:

@@ -50,6 +50,7 @@ class Rank:
         self.code: int | None = None
         """Its exit code; minus the number of the signal that killed it. None while it lives."""
         self._is_ours = is_ours
+        self._born_s = time.monotonic()
         self._counters: list[Path] = []
         self._kills = 0
         self._steps: deque[float] = deque(maxlen=64)
@@ -92,8 +93,11 @@ class Rank:
         self._born_s = time.monotonic()
 
     def read(self) -> bool:
-        """Take what it wrote, without waiting; False at the end of its output."""
-        while True:
+        """Take what it wrote, without waiting; False at the end of its output.
+
+        No more than a megabyte: one that never stops writing must not keep the agent from all else.
+        """
+        for _ in range(16):
             try:
                 data = os.read(self.pipe, 1 << 16)
             except BlockingIOError:
@@ -104,7 +108,8 @@ class Rank:
                 return False
             self.output.feed(data)
             if len(data) < 1 << 16:
-                return True
+                break
+        return True
 
     def close(self) -> None:
         """Its output is at an end, or is given up."""
@@ -190,6 +195,19 @@ class Rank:
             return json.loads(path.read_text(encoding="utf-8")) if path else None
         except (OSError, ValueError):
             return None
+
+
+def shortened(evidence: Mapping[str, Any]) -> dict[str, Any]:
+    """What agent 0 needs of a rank's evidence, so that that of many ranks fits in one message."""
+    stack = list(evidence["stack"])
+    current = next((at for at, line in enumerate(stack) if line.startswith("Current thread")), 0)
+    flight = evidence["flight"] if isinstance(evidence["flight"], dict) else {}
+    groups = [{**group, "entries": group["entries"][-6:]} for group in flight.get("groups", ())[:8]]
+    return {
+        **evidence,
+        "stack": [line[:200] for line in stack[current : current + 30]],
+        "flight": {"at": flight.get("at"), "stack": flight.get("stack", [])[-12:], "groups": groups},
+    }
 
 
 def _state(pid: int) -> str | None:

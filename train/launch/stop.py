@@ -20,8 +20,8 @@ def main(argv: Sequence[str]) -> int:
     """Ask, and wait for the end; 0 where the job has ended in good order, else its exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m train stop",
-        description="Ask a running job to save a checkpoint and stop, all ranks at the same step; the same command goes "
-        "on from there later. Works on any host of the job: an agent looks for the request each second.",
+        description="Ask a running job to save a checkpoint and stop, all ranks at the same step; the same command "
+        "goes on from there later. Works on any host of the job: an agent looks for the request each second.",
         allow_abbrev=False,
     )
     parser.add_argument("run", metavar="RUN", help="a run's name, or the path of its folder")

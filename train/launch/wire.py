@@ -143,7 +143,7 @@ async def _read_framed(reader: asyncio.StreamReader, key: bytes, direction: byte
 def _parsed(text: bytes) -> Message:
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise WireError("a message that is no JSON") from None
     if not isinstance(found, dict):
         raise WireError("a message that is no object")

@@ -342,6 +342,9 @@ class Agent:
         now_s = self.clock.tick()
         self.node.tick(now_s, self.clock.awake_since_s)
         if self.supervisor is not None:
+            if self.clock.slept_s:
+                self.supervisor.sleep(_asleep(self.clock.slept_s), now_s)
+                self.clock.slept_s = 0.0
             self.supervisor.tick(now_s)
 
     def _soon(self) -> None:

@@ -152,6 +152,13 @@ class Supervisor:
         ranks = self.terms.plan.ranks(node_rank)
         self._fail(host_lost(self.name(node_rank), node_rank, ranks, self._step_of(node), why, at_s))
 
+    def sleep(self, why: str, now_s: float) -> None:
+        """This very host did not run for so long that the others have given it up: whatever they did since follows."""
+        if self.stage is Stage.RUNNING and len(self.nodes) > 1:
+            self._now_s = now_s
+            words = f"host {self.name(0)} (node rank 0) was lost: {why}"
+            self._fail(Failure(Kind.HOST_LOST, 0.0, words, Exit.HOST_LOST, self.name(0), 0))
+
     def stop(self, by: str, now_s: float, *, now: bool = False) -> None:
         """Somebody asks to stop; `now`: not for the first time, so at once."""
         self._now_s = now_s

@@ -4,8 +4,8 @@ Run as a script it is the keeper: it waits on a pipe whose other end only the ag
 without a farewell, the agent is gone, and the keeper ends all that it left.
 
 A process belongs to a start when one of these is true:
-  its environment carries the start's mark (`MUSTER_START_ID=…`; children inherit it, also those with a session of
-  their own); its session is that of a rank; its parent belongs to it.
+  its environment carries the start's mark (a status page in the folder that this agent made for this start; children
+  inherit it, also those with a session of their own); its session is that of a rank; its parent belongs to it.
 What cleared its environment, took a session of its own and lost its parent is found only while the agent lives: it
 is the agent's child then (PR_SET_CHILD_SUBREAPER, prctl(2)).
 
@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 DEADLINE_S = 10.0
-_MARK = b"MUSTER_START_ID="
+_MARK = b"MUSTER_STATUS_PAGE="
 _JOB = b"SLURM_JOB_ID="
 
 
@@ -69,15 +69,15 @@ def environment_of(pid: int) -> list[bytes]:
         return []
 
 
-def members(start_ids: Collection[str], sessions: Collection[int], spared: Collection[int] = ()) -> set[int]:
+def members(folders: Collection[str], sessions: Collection[int], spared: Collection[int] = ()) -> set[int]:
     """Process ids of all that belong to these starts.
 
     Args:
-        start_ids: marks of the starts.
+        folders: those of their status pages; not the starts' ids, which agents beside this one may share.
         sessions: sessions of the ranks.
         spared: never among them: who asks.
     """
-    marks = {_MARK + start_id.encode() for start_id in start_ids}
+    marks = tuple(_MARK + os.fsencode(folder) + b"/" for folder in folders)
     here = processes()
     own_job = [entry for entry in environment_of(os.getpid()) if entry.startswith(_JOB)]
     found = set()
@@ -87,7 +87,7 @@ def members(start_ids: Collection[str], sessions: Collection[int], spared: Colle
             continue
         environment = environment_of(pid)
         # A rank may itself have sent a job to Slurm: that one inherits the mark, but is none of ours.
-        if not marks.isdisjoint(environment) and own_job == [e for e in environment if e.startswith(_JOB)]:
+        if any(e.startswith(marks) for e in environment) and own_job == [e for e in environment if e.startswith(_JOB)]:
             found.add(pid)
     grown = True
     while grown:
@@ -125,28 +125,27 @@ def end_all(find: Callable[[], set[int]], deadline_s: float = DEADLINE_S) -> set
 def keep(pipe: int, agent: int) -> None:
     """Wait for the agent's end; unless it said farewell, end what it left. `agent` is its process id.
 
-    Lines on the pipe: `start ID`, `session PID`, `folder PATH`, `over` (this start was cleaned up), `farewell`.
+    Lines on the pipe: `start FOLDER` (of its status pages), `session PID`, `over` (all of it has ended), `farewell`.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
-    start_ids: set[str] = set()
+    running: set[str] = set()
     sessions: set[int] = set()
-    folders: list[str] = []
+    folders: set[str] = set()
     with os.fdopen(pipe, encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             word, _, rest = line.rstrip("\n").partition(" ")
             if word == "start":
-                start_ids.add(rest)
+                running.add(rest)
+                folders.add(rest)
             elif word == "session":
                 sessions.add(int(rest))
-            elif word == "folder":
-                folders.append(rest)
             elif word == "over":
-                start_ids.clear()
+                running.clear()
                 sessions.clear()
             elif word == "farewell":
                 return
-    end_all(lambda: members(start_ids, sessions, spared=(agent,)))
+    end_all(lambda: members(running, sessions, spared=(agent,)))
     for folder in folders:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -97,7 +97,7 @@ class Node:
         self._remove_aside()
         where = shared_memory if os.access(shared_memory, os.W_OK) else None
         self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
-        self._keeper.say(f"start {self.start_id}", f"folder {self._aside}")
+        self._keeper.say(f"start {self._aside}")
         plan = self.terms.plan
         place = Place(
             node_rank=self.node_rank,
@@ -181,7 +181,7 @@ class Node:
         await asyncio.shield(self._end)  # who asks a second time must not leave before it is done
 
     async def _end_all(self) -> None:
-        ranks, start_id = self.ranks, self.start_id
+        ranks, start_id, marks = self.ranks, self.start_id, {str(self._aside)} if self._aside else set()
         if not self._at_once and any(rank.code is None for rank in ranks):
             for rank in ranks:
                 rank.kill(signal.SIGTERM)
@@ -189,7 +189,7 @@ class Node:
         for rank in ranks:
             rank.kill(signal.SIGKILL)
         sessions = {rank.pid for rank in ranks if rank.pid}
-        left = await asyncio.to_thread(keeper.end_all, lambda: self._find(sessions))
+        left = await asyncio.to_thread(keeper.end_all, lambda: self._find(marks, sessions))
         for rank in ranks:
             if rank.pipe >= 0:
                 rank.read()
@@ -209,9 +209,9 @@ class Node:
             self._logs.put(0, partial(shutil.rmtree, self._aside, ignore_errors=True))
             self._aside = None
 
-    def _find(self, sessions: set[int]) -> set[int]:
+    def _find(self, marks: set[str], sessions: set[int]) -> set[int]:
         own = {pid for pid, process in keeper.processes().items() if process.parent == os.getpid()}
-        return (keeper.members({self.start_id}, sessions) | own) - {self._keeper.pid}
+        return (keeper.members(marks, sessions) | own) - {self._keeper.pid}
 
     def _run(self, what: Any) -> None:
         task = asyncio.get_running_loop().create_task(what)
@@ -235,7 +235,7 @@ class Node:
             if pid == self._keeper.pid:
                 self._keeper.start()
                 sessions = (f"session {rank.pid}" for rank in self.ranks if rank.code is None)
-                self._keeper.say(f"start {self.start_id}", f"folder {self._aside}", *sessions)
+                self._keeper.say(f"start {self._aside}", *sessions)
             elif pid in by_pid:
                 rank = by_pid[pid]
                 rank.code = code

@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Callable, Iterable
 
 from train.errors import UsageError
+from train.launch.clock import LOST_AFTER_S
 from train.launch.endings import (
     STOP_SIGNALS,
     WINDOW_S,
@@ -30,8 +31,6 @@ from train.launch.wire import Message
 from train.seam import Exit, Phase
 
 BEAT_S = 1.0
-LOST_AFTER_S = 8.0
-"""So long without a word, and a host is lost. All its neighbours are gone 3 s later: 15 s at most are promised."""
 EVIDENCE_S = 5.0
 ENDING_S = 15.0
 PORT_TRIES = 3

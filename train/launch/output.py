@@ -7,6 +7,7 @@ the files, one the console. What cannot be written in time is left out and count
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections import deque
@@ -161,6 +162,10 @@ class RankLog:
                 self._complain(f"cannot write {self._path}: {error.strerror}; its lines are on the console only")
 
 
+_OF_A_DUMP = re.compile(r'  File "|  \.\.\.|  <|(Current t|T)hread 0x|Extension modules:|Python runtime state:|$')
+"""A line that faulthandler writes after `Fatal Python error: …`."""
+
+
 class RankOutput:
     """Bytes from a rank's pipe become lines: to its log, to the console, and the last of them kept."""
 
@@ -175,6 +180,7 @@ class RankOutput:
         """What faulthandler told when the rank was asked for its stacks, or crashed."""
         self.heard_s = time.monotonic()
         """When it last said something."""
+        self._is_dumping = False
         self.is_shown = True
         """Whether its lines go to the console too."""
 
@@ -202,8 +208,12 @@ class RankOutput:
         line = line.removeprefix(LOG_ONLY.encode())
         self.log.line(line + b"\n")
         words = line.decode("utf-8", "replace")
-        if words.strip() and not words.startswith("Extension modules:"):
-            self.last.append(words[:400])
-        if self.stack or words.startswith("Fatal Python error:"):
-            self.stack.append(words[:400])
+        if self._is_dumping and _OF_A_DUMP.match(words):
+            self.stack.append(words[:400])  # not to the last lines: it would push out what was said before
+        else:
+            self._is_dumping = words.startswith("Fatal Python error:")
+            if self._is_dumping:
+                self.stack = [words[:400]]
+            if words.strip():
+                self.last.append(words[:400])
         return b"" if log_only or not self.is_shown else self._prefix + line + b"\n"

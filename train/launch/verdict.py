@@ -158,8 +158,7 @@ def _killed(
 
 def _said(lines: Sequence[str], code: int) -> str:
     """The line of a log that says best why a script failed, or its status."""
-    for line in reversed(lines):
-        line = _OF_A_RANK.sub("", line)
+    for line in (_OF_A_RANK.sub("", line) for line in reversed(lines)):
         text = line.strip()
         head = text.split(":", 1)[0]
         if line[:1].strip() and head.replace(".", "").replace("_", "").isalnum() and head.endswith(_ERRORS):

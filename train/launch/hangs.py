@@ -27,8 +27,20 @@ def who_hangs(evidence: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str
         if found is not None:
             rank, words = found
             return rank, words, stack_of(evidence[rank])
-    lines = [f"rank {rank} ({hosts[rank]}): {place_of(told) or 'unknown'}" for rank, told in sorted(evidence.items())]
-    return None, "all ranks wait, and none is seen to be behind the others", lines
+    places = {rank: place_of(told) or "unknown" for rank, told in sorted(evidence.items())}
+    lines = [f"rank {rank} ({hosts[rank]}): {place}" for rank, place in places.items()]
+    return None, _apart(places) or "all ranks wait, and none is seen to be behind the others", lines
+
+
+def _apart(places: Mapping[int, str]) -> str | None:
+    """Words for ranks that wait in different places: one has left out a collective, or has one too many."""
+    by_place: dict[str, list[int]] = {}
+    for rank, place in places.items():
+        by_place.setdefault(place, []).append(rank)
+    if not 1 < len(by_place) <= 4 or "unknown" in by_place:
+        return None
+    told = ", ".join(f"{_ranks(ranks, 'is', 'are')} in {place}" for place, ranks in by_place.items())
+    return f"the ranks wait for each other in different places: {told}; one of them has gone another way"
 
 
 def _stopped(evidence: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> tuple[int, str] | None:
@@ -130,10 +142,10 @@ def stack_of(told: Mapping[str, Any]) -> list[str]:
     return (frames or list(reversed((told.get("flight") or {}).get("stack") or ())))[:12]
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def _ranks(ranks: Sequence[int], one: str = "waits", many: str = "wait") -> str:
     """`ranks 0-2 wait`."""
     if len(ranks) == 1:
-        return f"rank {ranks[0]} waits"
+        return f"rank {ranks[0]} {one}"
     runs: list[list[int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][-1] + 1:
@@ -141,4 +153,4 @@ def _ranks(ranks: Sequence[int]) -> str:
         else:
             runs.append([rank])
     told = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"ranks {told} wait"
+    return f"ranks {told} {many}"

@@ -33,9 +33,9 @@ class Exit(IntEnum):
 
 RUN_ID = "MUSTER_RUN_ID"  # the run's name; survives restarts
 RUNS_DIR = "MUSTER_RUNS_DIR"  # the folder that holds the run folders
-START_ID = "MUSTER_START_ID"  # this start of the run; also the mark by which its processes are found
+START_ID = "MUSTER_START_ID"  # this start of the run
 SECRET_FILE = "MUSTER_SECRET_FILE"  # noqa: S105 - the name of a variable; never passed on to ranks
-STATUS_PAGE = "MUSTER_STATUS_PAGE"  # where a rank's status page is
+STATUS_PAGE = "MUSTER_STATUS_PAGE"  # where a rank's status page is; also the mark by which its processes are found
 HEARTBEAT_FILE = "MUSTER_HEARTBEAT_FILE"  # an agent touches it each second: for a container's health check
 
 LOG_ONLY = "\x1e"  # a line of output that starts with this goes to the rank's log, not to the console

@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from train.errors import UsageError
+from train.launch.clock import LOST_AFTER_S
 from train.launch.endings import WINDOW_S
-from train.launch.supervise import EVIDENCE_S, LOST_AFTER_S, PORT_TRIES, Supervisor
+from train.launch.supervise import EVIDENCE_S, PORT_TRIES, Supervisor
 from train.launch.topology import Host, Plan
 from train.launch.verdict import Verdict
 from train.launch.views import Stage, Terms
@@ -280,11 +281,15 @@ def test_a_host_is_lost_after_its_silence_and_the_others_are_ended() -> None:
 
 def test_a_host_that_is_lost_after_it_has_ended_is_no_failure() -> None:
     job = Job()
+    job.stubborn.add(0)
     job.all_end(0)
-    job.run(2 * STEP_S)
-    verdict = job.until_verdict()
+    job.run(STEP_S)
+    job.hear(1, "ended", left=[])
     job.supervisor.lose(1, "it has gone home", job.now_s)
-    assert (verdict.exit_code, job.supervisor.verdict) == (0, verdict)
+    job.run(STEP_S)
+    assert job.supervisor.verdict is None
+    job.hear(0, "ended", left=[])
+    assert code_of(job) == 0
 
 
 # Statuses of ranks.
@@ -517,6 +522,15 @@ def test_who_never_came_is_named() -> None:
         "host node1 (node rank 1), node3 (node rank 3) of 5 never came within 10 s; here: node0, node2, node4"
     )
     assert [index for index, _ in job.told("verdict")] == [0, 2, 4]
+
+
+def test_nothing_is_sent_after_the_verdict_not_even_a_beat_that_is_due() -> None:
+    job = Job(nnodes=2, joined=False, join_timeout_s=9.9)
+    job.join(0)
+    job.until_verdict()
+    assert job.now_s == 110.0
+    assert len(job.told("beat")) == 9
+    assert [message["kind"] for _, _, message in job.sent][-1] == "verdict"
 
 
 def test_many_who_never_came_are_counted() -> None:
@@ -752,7 +766,7 @@ def test_a_hang_is_restarted_and_does_not_hang_again_by_its_own_past() -> None:
     assert code_of(job) == 0
 
 
-@pytest.mark.parametrize("what", ["usage", "saved", "host lost", "unsaved"])
+@pytest.mark.parametrize("what", ["usage", "saved", "host lost", "rank and host", "unsaved"])
 def test_what_is_not_restarted(what: str) -> None:
     job = Job(max_restarts=5)
     match what:
@@ -764,11 +778,15 @@ def test_what_is_not_restarted(what: str) -> None:
         case "host lost":
             job.supervisor.lose(1, "gone", job.now_s)
             job.silent.add(1)
+        case "rank and host":  # the cause could be tried again, but not without that host
+            job.rank_ends(0, -9)
+            job.supervisor.lose(1, "gone", job.now_s)
+            job.silent.add(1)
         case "unsaved":
             job.stop()
             job.run(1.0)
             job.stop(now=True)
-    expected = {"usage": 2, "saved": 75, "host lost": 7, "unsaved": 8}[what]
+    expected = {"usage": 2, "saved": 75, "host lost": 7, "rank and host": 5, "unsaved": 8}[what]
     assert code_of(job) == expected
     assert len({message["start_id"] for _, message in job.told("start")}) == 1
 

@@ -17,7 +17,6 @@ from train.launch.clock import LOST_AFTER_S
 from train.launch.endings import (
     STOP_SIGNALS,
     WINDOW_S,
-    all_victims,
     died_of_stop,
     first_cause,
     hang,
@@ -33,8 +32,8 @@ from train.seam import Exit, Phase
 BEAT_S = 1.0
 EVIDENCE_S = 5.0
 ENDING_S = 15.0
+"""So long for all to end; longer than `LOST_AFTER_S`, so that who is silent meanwhile may turn out to be the cause."""
 PORT_TRIES = 3
-_UNEASY_S = 2.5
 _SPELLED = {"nnodes": "nnodes", "nproc": "nproc-per-node"}
 
 
@@ -317,10 +316,6 @@ class Supervisor:
         waiting = [node for node in self.nodes if not node.is_lost and not node.has_ended]
         if waiting and self._now_s - self._ending_s < ENDING_S:
             return
-        only_victims = self._failures and all_victims(self._failures)
-        uneasy = [node for node in self.nodes if not node.is_lost and self._now_s - node.heard_s > _UNEASY_S]
-        if only_victims and uneasy and self._now_s - self._ending_s < LOST_AFTER_S:
-            return  # all have ended; who is silent may yet turn out to be the cause
         for node in waiting:
             self._record("not ended", host=node.host)
         self._conclude()

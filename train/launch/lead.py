@@ -37,6 +37,7 @@ class Leader(Half):
         self._wires: dict[int, Wire] = {}
         self._callers: dict[asyncio.StreamWriter, None] = {}
         self._strangers = 0
+        self._is_due = False
 
     async def open(self) -> None:
         """Choose the run folder, and take calls."""
@@ -73,12 +74,17 @@ class Leader(Half):
         """The others have had the verdict: wait till it is sent."""
         if self._server is not None:
             self._server.close()
-        for each in list(self._wires.values()):  # agents that hang up meanwhile leave the table
-            await each.close()
+        await asyncio.gather(*(each.close() for each in self._wires.values()))
 
     def _soon(self) -> None:
-        """Do not wait for the next tick."""
-        asyncio.get_running_loop().call_soon(lambda: self.supervisor.tick(self.clock.now()))
+        """Do not wait for the next tick; once for all that came together, for a look at all hosts costs."""
+        if not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_soon(self._look)
+
+    def _look(self) -> None:
+        self._is_due = False
+        self.supervisor.tick(self.clock.now())
 
     def _record(self, event: str, **facts: Any) -> None:
         self.node.folder.record(event, **facts)
@@ -155,7 +161,8 @@ class Leader(Half):
             while True:
                 message = await peer.receive()
                 self.supervisor.hear(node_rank, message, self.clock.now())
-                self._soon()
+                if message["kind"] != "beat":
+                    self._soon()
         except (EOFError, OSError):
             why = "the connection of its agent ended (the agent or its host was killed or rebooted)"
         except (WireError, KeyError, TypeError, ValueError, AssertionError) as error:

@@ -71,6 +71,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     PYTORCH_VERSION=${TORCH_VERSION} \
     MUSTER_RUNS_DIR=/runs \
+    MUSTER_HEARTBEAT_FILE=/tmp/heartbeat \
     HOME=/tmp \
     LOGNAME=muster
 # An id by number: Kubernetes' runAsNonRoot cannot check a name. The SBOM is read from what is really installed.

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.ranks import ROOT, clean_environment
@@ -135,6 +135,9 @@ def test_ports_of_a_run_are_distinct_and_below_those_of_clients(run_id: str, cou
 
 @QUICK
 @given(PORT, st.none() | PORT, st.integers(1, 100))
+@example(29500, 21074, 8)  # the agents' port is the second one that ranks would try
+@example(29500, 29502, 100)  # both even
+@example(29501, 21075, 8)
 def test_no_port_is_tried_for_both_purposes(master: int, control: int | None, count: int) -> None:
     if master == control:
         return
@@ -193,7 +196,7 @@ def test_all_problems_come_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    "address", ["localhost", "127.0.0.1", "127.0.1.1", "::1", "0.0.0.0", "LOCALHOST", "127.1", "::"]
+    "address", ["localhost", "127.0.0.1", "127.0.1.1", "::1", "0.0.0.0", "LOCALHOST", "127.1", "::", "::ffff:127.0.0.1"]
 )
 def test_a_loopback_master_is_refused_for_several_hosts_only(address: str) -> None:
     assert is_loopback(address)

@@ -13,6 +13,7 @@ WINDOW_S = 1.0
 """After the first failure, so long for a better cause to be heard of."""
 STOP_SIGNALS = (1, 2, 10, 12, 15)
 """What a script that knows nothing of stopping in good order dies of when it is asked to stop."""
+AFTER_A_LOSS = "look at that host and at the network between; then start the job again, it goes on from its checkpoint"
 _NAMED = 8
 
 
@@ -34,8 +35,11 @@ def died_of_stop(views: Iterable[RankView], failures: Sequence[Failure], asked_s
     return died and all_victims(failures) and failures[0].at_s >= asked_s
 
 
-def nobody_came(names: Sequence[str], missing: Sequence[int], now_s: float, timeout_s: float) -> Failure:
-    """Hosts that were waited for in vain."""
+def nobody_came(
+    names: Sequence[str], missing: Sequence[int], now_s: float, timeout_s: float, strangers: Sequence[str] = ()
+) -> Failure:
+    """Hosts that were waited for in vain; `strangers`: addresses that called with another secret."""
+    called = f"; with another secret called: {', '.join(strangers[:_NAMED])}" if strangers else ""
     here = [name for index, name in enumerate(names) if index not in missing]
     who = ", ".join(f"{names[index]} (node rank {index})" for index in missing[:_NAMED])
     more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
@@ -43,7 +47,7 @@ def nobody_came(names: Sequence[str], missing: Sequence[int], now_s: float, time
         Kind.NEVER_JOINED,
         now_s,
         f"host {who}{more} of {len(names)} never came within {timeout_s:g} s; "
-        f"here: {', '.join(here[:_NAMED])}{' …' if len(here) > _NAMED else ''}",
+        f"here: {', '.join(here[:_NAMED])}{' …' if len(here) > _NAMED else ''}{called}",
         Exit.NEVER_JOINED,
         names[missing[0]],
         missing[0],
@@ -57,8 +61,7 @@ def host_lost(name: str, node_rank: int, ranks: Sequence[int], step: int | None,
     which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]}-{ranks[-1]}"
     when = f" at step {step}" if step else ""
     words = f"host {name} (node rank {node_rank}, {which}) was lost{when}: {why}"
-    advice = "look at that host and at the network between; then start the job again, it goes on from its checkpoint"
-    return Failure(Kind.HOST_LOST, at_s, words, Exit.HOST_LOST, name, node_rank, step=step, advice=advice)
+    return Failure(Kind.HOST_LOST, at_s, words, Exit.HOST_LOST, name, node_rank, step=step, advice=AFTER_A_LOSS)
 
 
 def hang(

@@ -8,6 +8,7 @@ import time
 from train import network
 from train.launch import wire
 from train.launch.clock import LOST_AFTER_S
+from train.launch.endings import AFTER_A_LOSS
 from train.launch.half import Half, asleep, stopped_early
 from train.launch.verdict import Verdict
 from train.launch.wire import Message, Wire, WireError
@@ -22,6 +23,7 @@ class Follower(Half):
     _wire: Wire | None = None
     _listening: asyncio.Task[None] | None = None
     _heard_s = 0.0
+    _leader: str | None = None
 
     async def open(self) -> None:
         """Call agent 0 until it answers."""
@@ -74,6 +76,7 @@ class Follower(Half):
                 if answer.get("refused"):
                     called.abort()
                     return Verdict("failed", Exit.USAGE, f"agent 0 refused this agent: {answer['refused']}")
+                self._leader = answer.get("host")
                 return called
             await asyncio.sleep(_AGAIN_S)
         told = "; ".join(f"port {port}: {why}" for port, why in list(seen.items())[:3])
@@ -102,9 +105,9 @@ class Follower(Half):
 
     def _orphaned(self, why: str) -> None:
         """Agent 0 is gone, or cannot be reached: this host ends its ranks by itself."""
-        name, node_rank = self.terms.name_of(0) or self.terms.plan.master_addr, 0
+        name, node_rank = self.terms.name_of(0) or self._leader or self.terms.plan.master_addr, 0
         self.clock.tick()
         if self.clock.slept_s:
             name, node_rank, why = self.node.name, self.node.node_rank, asleep(self.clock.slept_s)
         words = f"host {name} (node rank {node_rank}) was lost: {why}"
-        self.decide(Verdict("failed", Exit.HOST_LOST, words, name, node_rank))
+        self.decide(Verdict("failed", Exit.HOST_LOST, words, name, node_rank, advice=AFTER_A_LOSS))

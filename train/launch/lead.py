@@ -21,7 +21,7 @@ from train.launch.options import NodeOptions
 from train.launch.output import Console
 from train.launch.supervise import Supervisor
 from train.launch.verdict import Verdict
-from train.launch.wire import Message, Wire, WireError
+from train.launch.wire import Message, SecretError, Wire, WireError
 
 _PENDING = 256
 _STRANGERS_TOLD = 20
@@ -128,7 +128,7 @@ class Leader(Half):
         try:
             key, greeting = await wire.greet(reader, writer, self.options.secret)
         except (WireError, EOFError, OSError, TimeoutError) as error:
-            self._note_stranger(writer, str(error) or type(error).__name__)
+            self._note_stranger(writer, str(error) or type(error).__name__, has_secret=not isinstance(error, SecretError))
             writer.transport.abort()
             return
         finally:
@@ -138,7 +138,7 @@ class Leader(Half):
             writer.transport.abort()
             return
         refusal = self.supervisor.join(node_rank, greeting, self.clock.now())
-        peer_wire = wire.answer(reader, writer, key, {"refused": refusal})
+        peer_wire = wire.answer(reader, writer, key, {"refused": refusal, "host": self.node.name})
         if refusal is not None:
             self.console.say(f"an agent on {greeting.get('host')} was refused: {refusal}")
             await peer_wire.close()
@@ -149,10 +149,12 @@ class Leader(Half):
         self.console.say(f"host {self.supervisor.name(node_rank)} is here")
         await self._hear(node_rank, peer_wire)
 
-    def _note_stranger(self, writer: asyncio.StreamWriter, why: str) -> None:
+    def _note_stranger(self, writer: asyncio.StreamWriter, why: str, *, has_secret: bool) -> None:
         """The first few one by one, then fewer and fewer: nobody fills the disk by knocking."""
         self._strangers += 1
         count, peer = self._strangers, writer.get_extra_info("peername")
+        if peer and not has_secret and count <= _STRANGERS_TOLD:
+            self.supervisor.strangers[str(peer[0]).removeprefix("::ffff:")] = None
         if count <= _STRANGERS_TOLD or str(count).strip("0") == "1":
             self.node.folder.record("stranger", count=count, address=str(peer[0]) if peer else None, why=why)
 

@@ -62,6 +62,8 @@ class Supervisor:
         self.verdict: Verdict | None = None
         self.start_id = ""
         self.restarts = 0
+        self.strangers: dict[str, None] = {}
+        """Addresses that called with another secret."""
         self._now_s = self._began_s = now_s
         self._beat_s = now_s
         self._ports_tried: list[int] = []
@@ -207,7 +209,7 @@ class Supervisor:
             self._start()
         elif self._now_s - self._began_s > self.terms.join_timeout_s:
             names = [self.name(index) for index in range(len(self.nodes))]
-            self._done(verdict_of(nobody_came(names, missing, self._now_s, self.terms.join_timeout_s)))
+            self._done(verdict_of(nobody_came(names, missing, self._now_s, self.terms.join_timeout_s, [*self.strangers])))
 
     def _start(self) -> None:
         self._reset()

@@ -32,6 +32,10 @@ class WireError(Exception):
     """The other end is none of this job, or does not keep to the form."""
 
 
+class SecretError(WireError):
+    """The other end does not know the job's secret."""
+
+
 class Wire:
     """A proven connection; either end may send at any time."""
 
@@ -136,7 +140,7 @@ async def _read_framed(reader: asyncio.StreamReader, key: bytes, direction: byte
         raise WireError(f"a message of {length} bytes was announced; {longest} are allowed")
     text = await reader.readexactly(length)
     if not hmac.compare_digest(head[4:], _proof(key, direction, counter, text)):
-        raise WireError("the secret is another one")
+        raise SecretError("the secret is another one")
     return text
 
 

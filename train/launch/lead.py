@@ -128,7 +128,9 @@ class Leader(Half):
         try:
             key, greeting = await wire.greet(reader, writer, self.options.secret)
         except (WireError, EOFError, OSError, TimeoutError) as error:
-            self._note_stranger(writer, str(error) or type(error).__name__, has_secret=not isinstance(error, SecretError))
+            self._note_stranger(
+                writer, str(error) or type(error).__name__, has_secret=not isinstance(error, SecretError)
+            )
             writer.transport.abort()
             return
         finally:

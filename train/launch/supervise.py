@@ -209,7 +209,9 @@ class Supervisor:
             self._start()
         elif self._now_s - self._began_s > self.terms.join_timeout_s:
             names = [self.name(index) for index in range(len(self.nodes))]
-            self._done(verdict_of(nobody_came(names, missing, self._now_s, self.terms.join_timeout_s, [*self.strangers])))
+            self._done(
+                verdict_of(nobody_came(names, missing, self._now_s, self.terms.join_timeout_s, [*self.strangers]))
+            )
 
     def _start(self) -> None:
         self._reset()

@@ -10,7 +10,7 @@ could be started), `evidence` (of a hang), `ended` (nobody is left on its host).
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from train.errors import UsageError
 from train.launch.clock import LOST_AFTER_S
@@ -268,6 +268,11 @@ class Supervisor:
             self._end_at_s = self._now_s + WINDOW_S
 
     def _look_for_silence(self) -> None:
+        others = [node for node in self.nodes[1:] if not node.is_lost]
+        quiet_s = [self._now_s - node.heard_s for node in others]
+        is_running = self.stage is Stage.RUNNING
+        if is_running and len(others) > 1 and max(quiet_s) > LOST_AFTER_S and min(quiet_s) > LOST_AFTER_S - 2 * BEAT_S:
+            self._find_itself_cut_off(others)
         for index, node in enumerate(self.nodes):
             if not node.is_lost and self._now_s - node.heard_s > LOST_AFTER_S:
                 self.lose(
@@ -276,6 +281,15 @@ class Supervisor:
                     self._now_s,
                     since_s=node.heard_s,
                 )
+
+    def _find_itself_cut_off(self, others: Sequence[NodeView]) -> None:
+        """All others fell silent together: it is this host that was cut off, and they say so too."""
+        why = f"no word from any of the other {len(others)} hosts for {LOST_AFTER_S:g} s (its own network was cut)"
+        at_s = min(node.heard_s for node in others)
+        for node in others:
+            node.is_lost = True
+        self._record("host lost", node_rank=0, host=self.name(0), why=why)
+        self._fail(host_lost(self.name(0), 0, self.terms.plan.ranks(0), self._step_of(self.nodes[0]), why, at_s))
 
     def _watch(self) -> None:
         now_s, limit_s, idle_s = self._now_s, self.terms.time_limit_s, self.terms.idle_timeout_s

@@ -106,7 +106,9 @@ def test_rank_of_a_foreign_script_skips_a_collective(two: Lab, table: Table) -> 
     event_in(job, 1)
     verdict = ended(job, table, "rank of any script skips a collective, --idle-timeout-s 15", 25, [6, 6], rank=None)
     lines = Path(PLAIN).read_text().splitlines()
-    reduce, barrier = (1 + next(i for i, line in enumerate(lines) if call in line) for call in ("dist.all_reduce(", "barrier("))
+    reduce, barrier = (
+        1 + next(i for i, line in enumerate(lines) if call in line) for call in ("dist.all_reduce(", "barrier(")
+    )
     assert f"rank 0 is in plain_reduce.py:{reduce}, rank 1 is in plain_reduce.py:{barrier}" in verdict["cause"]
     assert "another way" in verdict["cause"]
 

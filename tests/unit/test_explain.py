@@ -128,6 +128,7 @@ def test_a_long_list_is_cut_and_json_has_all() -> None:
         ("[rank0]:[E321 02:07:08.408 ProcessGroupNCCL.cpp:607] [Rank 0] Watchdog", 0, None),
         ("[E ProcessGroupNCCL.cpp:737] [Rank 1] Watchdog caught", 1, None),
         ("[1,4]<stderr>:" + FULL, 4, None),
+        ("[1,4]<stderr>:[rank7]: " + FULL, 7, None),
         ("3: " + FULL, 3, None),
         (" 3: " + FULL, 3, None),
         ("node1: " + FULL, None, "node1"),
@@ -152,7 +153,7 @@ def test_a_progress_bar_without_an_end_hides_no_failure() -> None:
     assert f"\n  {OOM}\n" in out
 
 
-@pytest.mark.parametrize("size", [0, 1, 4000, (1 << 20) - 30, 1 << 20, (1 << 20) + 1, 3 << 20])
+@pytest.mark.parametrize("size", [0, 1, 4000, (1 << 20) - 30, 1 << 20, (1 << 20) + 1, (2 << 20) - 30, 3 << 20])
 def test_a_failure_is_found_wherever_blocks_end(size: int) -> None:
     for filler in (b"x" * size, b"x" * (size // 2) + b"\n" + b"y" * (size // 2)):
         data = filler + FULL.encode() + b"\n" + OOM.encode()
@@ -160,6 +161,14 @@ def test_a_failure_is_found_wherever_blocks_end(size: int) -> None:
         numbers = {number for number, line in found if "space left" in line}
         assert numbers == {1 + filler.count(b"\n")}
         assert [n for n, line in found if "Tried to allocate 20.00 MiB. GPU 3" in line] == [2 + filler.count(b"\n")]
+
+
+@pytest.mark.parametrize("before", [20, 100, 280, 320, 360])
+def test_a_line_of_a_progress_bar_is_looked_at_whole(before: int) -> None:
+    """What a failure needs of its line may stand on both sides of where a block ends."""
+    bar = b"\r".join([b"x" * 63] * (1 << 15))[:-before]
+    found = [line for _, line in lines_with_marks(io.BytesIO(bar + b"\r" + OOM.encode() + b"\r" + b"y" * (1 << 20)))]
+    assert found == [OOM]
 
 
 @QUICK
@@ -193,7 +202,7 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
     with path.open("wb") as file:
         for _ in range(24):
             file.write(noise.randbytes(1 << 19) + b"step 1 loss 2\n" * 40_000)
-        file.write(b"w" * (6 << 20) + FULL.encode())
+        file.write(b"w" * (30 << 20) + FULL.encode())
     tracemalloc.start()
     scan = Scan()
     with path.open("rb") as stream:

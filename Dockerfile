@@ -31,30 +31,31 @@ ARG OFFLINE=
 # Secrets and mounts leave nothing in a layer: ca = bundle of a private CA, pip = a pip.conf (mirror, credentials).
 # setuptools comes first: it builds the one package that has no wheel, without fetching an unlocked builder for it.
 RUN --mount=type=cache,target=/root/.cache/pip \
-    --mount=type=bind,source=docker,target=/docker \
+    --mount=type=bind,source=docker/locks,target=/locks \
+    --mount=type=bind,source=docker/wheels,target=/given \
     --mount=type=secret,id=ca,target=/run/secrets/ca \
     --mount=type=secret,id=pip,target=/etc/pip.conf \
     if [ -e /run/secrets/ca ]; then export PIP_CERT=/run/secrets/ca; fi; \
     export PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_REQUIRE_HASHES=1 PIP_NO_DEPS=1; \
-    lock=/docker/requirements-${FLAVOUR}.txt; \
-    from=(--find-links /docker/wheels); \
-    if [ -n "${OFFLINE}" ]; then from+=(--no-index); \
-    elif [ "${FLAVOUR}" = cpu ] && ! compgen -G '/docker/wheels/torch-*' >/dev/null; then \
-        from+=(--find-links "${TORCH_INDEX}/torch/"); \
+    lock=/locks/${FLAVOUR}.txt; \
+    set -- --find-links /given; \
+    if [ -n "${OFFLINE}" ]; then set -- "$@" --no-index; \
+    elif [ "${FLAVOUR}" = cpu ] && ! ls /given/torch-* >/dev/null 2>&1; then \
+        set -- "$@" --find-links "${TORCH_INDEX}/torch/"; \
     fi; \
     python3 -m venv /opt/venv; \
     awk '/^[^ ]/ { keep = /^setuptools==/ } keep' "${lock}" >/tmp/setuptools.txt; \
-    /opt/venv/bin/pip install "${from[@]}" --requirement /tmp/setuptools.txt; \
-    /opt/venv/bin/pip download "${from[@]}" --no-build-isolation --dest /wheels --requirement "${lock}"
+    /opt/venv/bin/pip install "$@" --requirement /tmp/setuptools.txt; \
+    /opt/venv/bin/pip download "$@" --no-build-isolation --dest /wheels --requirement "${lock}"
 
 # --- the Python environment: from those wheels alone ------------------------------------------------------------------
 FROM wheels AS environment
 # Byte code is compiled here, on all cores: a read-only image cannot keep what Python compiles later. That always fails
 # for some files: torch brings a few in the syntax of newer Pythons.
-RUN --mount=type=bind,source=docker,target=/docker \
+RUN --mount=type=bind,source=docker/locks,target=/locks \
     /opt/venv/bin/pip install --disable-pip-version-check --no-cache-dir --no-deps --require-hashes --no-index \
         --no-compile --find-links /wheels --no-build-isolation --use-pep517 \
-        --requirement "/docker/requirements-${FLAVOUR}.txt"; \
+        --requirement "/locks/${FLAVOUR}.txt"; \
     /opt/venv/bin/pip uninstall --quiet --yes pip; \
     /opt/venv/bin/python -m compileall -q -j 0 /opt/venv/lib || true
 

@@ -84,6 +84,9 @@ class Agent:
         self.keeper.say("farewell")
         self.node.close()
         self.console.close()
+        for number in (*STOP_SIGNALS, signal.SIGCHLD):  # nothing changes the status any more, nor trips a closing loop
+            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
         return verdict.exit_code
 
     def _given_up(self, code: Exit, words: str) -> Verdict:

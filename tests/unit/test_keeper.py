@@ -112,6 +112,20 @@ def test_the_mark_alone_finds_what_the_rank_left_when_it_is_gone(stage: Stage, k
     assert keeper.members({str(stage.folder)}, set()) == {left}
 
 
+@pytest.mark.parametrize("kind", FORKS)
+def test_nothing_gets_away_from_an_agent_that_takes_in_orphans(stage: Stage, kind: str) -> None:
+    """Its rank has ended, and what that left has no environment, no parent and no session in common with it."""
+    fork = "".join(f"    {line}\n" for line in FORKS[kind].splitlines())
+    script = f"import ctypes\nctypes.CDLL(None).prctl(36, 1, 0, 0, 0)\n{IF_CHILD}os.setsid()\n{fork}    os._exit(0)\n"
+    agent = stage.start(script + note("agent") + ASLEEP)
+    left = stage.pid("left")
+    stage.pid("agent")
+    wait_for(lambda: keeper.descendants(agent.pid) == {left})
+    assert keeper.end_all(lambda: keeper.descendants(agent.pid)) == set()
+    assert not is_running(left)
+    assert agent.poll() is None
+
+
 def test_other_starts_are_left_alone_even_with_the_same_id(stage: Stage, tmp_path: Path) -> None:
     """Two agents of one job on one machine, or folders one of whose names begins with the other's."""
     other = stage.start(note("other") + ASLEEP, **{STATUS_PAGE: f"{stage.folder}2/rank0.page"})

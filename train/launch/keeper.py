@@ -90,12 +90,24 @@ def members(folders: Collection[str], sessions: Collection[int], spared: Collect
         # A rank may itself have sent a job to Slurm: that one inherits the mark, but is none of ours.
         if any(e.startswith(marks) for e in environment) and own_job == [e for e in environment if e.startswith(_JOB)]:
             found.add(pid)
-    grown = True
-    while grown:
-        children = {pid for pid, process in here.items() if process.parent in found} - found
-        found |= children
-        grown = bool(children)
-    return found - set(spared) - {os.getpid()}
+    return (found | _below(found, here)) - set(spared) - {os.getpid()}
+
+
+def descendants(ancestor: int) -> set[int]:
+    """Process ids of all that came of a process. Where that is a subreaper, nothing gets away from it."""
+    return _below({ancestor}, processes())
+
+
+def _below(ancestors: set[int], here: dict[int, Process]) -> set[int]:
+    children: dict[int, list[int]] = {}
+    for pid, process in here.items():
+        children.setdefault(process.parent, []).append(pid)
+    found: set[int] = set()
+    new = list(ancestors)
+    while new:
+        new = [pid for parent in new for pid in children.get(parent, ()) if pid not in found]
+        found.update(new)
+    return found
 
 
 def session_of(leader: int) -> set[int]:

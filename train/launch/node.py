@@ -181,15 +181,14 @@ class Node:
         await asyncio.shield(self._end)  # who asks a second time must not leave before it is done
 
     async def _end_all(self) -> None:
-        ranks, start_id, marks = self.ranks, self.start_id, {str(self._aside)} if self._aside else set()
+        ranks, start_id = self.ranks, self.start_id
         if not self._at_once and any(rank.code is None for rank in ranks):
             for rank in ranks:
                 rank.kill(signal.SIGTERM)
             await _until(lambda: self._at_once or all(rank.code is not None for rank in ranks), KILL_AFTER_S)
         for rank in ranks:
             rank.kill(signal.SIGKILL)
-        sessions = {rank.pid for rank in ranks if rank.pid}
-        left = await asyncio.to_thread(keeper.end_all, lambda: self._find(marks, sessions))
+        left = await asyncio.to_thread(keeper.end_all, lambda: keeper.descendants(os.getpid()) - {self._keeper.pid})
         for rank in ranks:
             if rank.pipe >= 0:
                 rank.read()
@@ -208,10 +207,6 @@ class Node:
         if self._aside is not None:
             self._logs.put(0, partial(shutil.rmtree, self._aside, ignore_errors=True))
             self._aside = None
-
-    def _find(self, marks: set[str], sessions: set[int]) -> set[int]:
-        own = {pid for pid, process in keeper.processes().items() if process.parent == os.getpid()}
-        return (keeper.members(marks, sessions) | own) - {self._keeper.pid}
 
     def _run(self, what: Any) -> None:
         task = asyncio.get_running_loop().create_task(what)

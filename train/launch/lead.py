@@ -37,6 +37,7 @@ class Leader(Half):
         self._wires: dict[int, Wire] = {}
         self._callers: dict[asyncio.StreamWriter, None] = {}
         self._strangers = 0
+        self._reservation: socket.socket | None = None
         self._is_due = False
 
     async def open(self) -> None:
@@ -189,7 +190,18 @@ class Leader(Half):
             asyncio.get_running_loop().call_soon(self.node.obey, message)
 
     def _free_port(self, ports: Iterable[int]) -> int:
+        """A port on which nobody listens, and that no other job's agent has given to ranks which still load torch.
+
+        Its ranks would meet ours there. The reservation is a name, not the port itself, which rank 0 needs: an
+        abstract socket (unix(7)) belongs to one network namespace as ports do, and goes when this process does.
+        """
+        if self._reservation is not None:
+            self._reservation.close()
         for port in ports:
-            with contextlib.suppress(OSError), socket.create_server(("", port), backlog=1):
-                return port
+            self._reservation = socket.socket(socket.AF_UNIX)
+            with contextlib.suppress(OSError):
+                self._reservation.bind(f"\0muster-master-port-{port}")
+                with socket.create_server(("", port), backlog=1):
+                    return port
+            self._reservation.close()
         raise UsageError(f"none of the ports {', '.join(map(str, ports))} is free: give another --master-port")

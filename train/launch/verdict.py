@@ -116,6 +116,8 @@ def failure_of_rank(end: Mapping[str, Any], host: str, node_rank: int, now_s: fl
         # Some words name the rank themselves.
         is_named = told["words"].startswith(f"rank {end['rank']} ")
         words = told["words"] if is_named else f"{who} failed{when}: {told['words']}"
+        if told["kind"] == "interrupted":
+            words = f"{who}{when}: {told['words']}"
         if told["kind"] == "usage":
             words, advice = f"{who} refused to start: {told['words']}", None
     elif code < 0:

@@ -25,7 +25,7 @@ from typing import Any
 from tests.ranks import ROOT, clean_environment
 
 PYTHON = sys.executable
-SECRET = "a secret that all agents of a job share"
+SECRET = "a secret that all agents share of job {}"
 _V2 = next((p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()), None)
 _V1_MEMORY = Path("/sys/fs/cgroup/memory")
 _JOB_MARK = "LAB_JOB"
@@ -355,7 +355,7 @@ class Lab:
                 continue
             secret = host.folder / f"secret-{mark}"
             secret.touch(0o600)
-            secret.write_text((secrets_of or {}).get(host.index, SECRET))
+            secret.write_text((secrets_of or {}).get(host.index, SECRET.format(mark)))
             argv = ["--nnodes", str(count), "--node-rank", str(host.index), "--nproc-per-node", str(nproc),
                     "--master-addr", self.hosts[0].address, "--master-port", str(port),
                     "--runs-dir", str(runs_dirs[host.index]), *options, "--", *command]  # fmt: skip

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from train import seam
 
@@ -68,6 +69,7 @@ def rank_environment(base: Mapping[str, str], place: Place, local_rank: int, pag
         "TORCHELASTIC_RESTART_COUNT": str(place.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(place.max_restarts),
         "TORCHELASTIC_RUN_ID": place.start_id,
+        "TORCHELASTIC_ERROR_FILE": str(Path(page).with_suffix(".error.json")),  # where torch's @record writes
         seam.START_ID: place.start_id,
         seam.RUNS_DIR: place.runs_dir,
         seam.STATUS_PAGE: page,

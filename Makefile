@@ -5,9 +5,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARALLEL := -n 2 --dist loadfile
+FLAVOUR := cpu
+SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast lint bench clean
+.PHONY: help venv demo test test-fast test-container lint bench bench-up image image-lock wheels up clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -25,18 +27,40 @@ demo: $(READY) ## train: two processes, DDP, a byte-level GPT on real text, two 
 	$(BIN)/python -m train node --standalone --nproc-per-node 2 -- run --config ddp
 
 test: $(READY) ## every test, each fault and launcher once
-	$(BIN)/python -m pytest $(PARALLEL)
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/container
+	$(BIN)/python -m pytest tests/container
+
+test-container: $(READY) ## the image and two hosts in containers; needs a Docker engine
+	$(BIN)/python -m pytest tests/container
 
 test-fast: $(READY) ## unit and two-process tests, under two minutes
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
 
-lint: $(READY) ## style and types
+lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy train tests
+	$(BIN)/hadolint Dockerfile
+	$(BIN)/shellcheck $(SCRIPTS)
+	$(BIN)/yamllint --strict compose.yaml compose.gpu.yaml train
 
 bench: $(READY) ## measure, print figures
 	$(BIN)/python -m tests.bench
+
+bench-up: $(READY) ## seconds from `docker compose up` to the first training step, median of three
+	$(BIN)/python -m tests.bench.up
+
+image: ## the container image; FLAVOUR=cuda for GPUs
+	docker/build $(FLAVOUR)
+
+wheels: ## all wheels of the image into docker/wheels; then `OFFLINE=1 make image` needs no network
+	WHEELS_ONLY=1 docker/build $(FLAVOUR)
+
+image-lock: $(READY) ## the image's locks anew, from pyproject.toml and constraints.txt
+	PATH="$(CURDIR)/$(BIN):$$PATH" docker/lock
+
+up: ## two hosts of two ranks in containers train together; docker/up passes the exit code on
+	docker/up
 
 clean: ## remove what was made, but no runs
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

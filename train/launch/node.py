@@ -151,16 +151,20 @@ class Node:
             )
 
     async def _gather_evidence(self) -> None:
-        """Flight records first, then the stacks of all threads, which cost the ranks their lives."""
+        """Flight records, and of who gives none the stacks of all threads, which cost that rank its life.
+
+        Who gave a record is left alone: its death would reach ranks on other hosts before they have told where they are.
+        """
         for rank in self.ranks:
             rank.page.ask_for_evidence()
         await _until(lambda: all(r.code is not None or r.has_flight_record() for r in self._own()), FLIGHT_S)
         told = {rank.rank: rank.evidence()["state"] for rank in self.ranks}
         self._aborting = True
-        for rank in self.ranks:
-            rank.output.is_shown = False  # the stacks of all threads of all ranks: for the log
+        mute = [rank for rank in self.ranks if not rank.has_flight_record()]
+        for rank in mute:
+            rank.output.is_shown = False  # the stacks of all its threads: for the log
             rank.kill_alone(signal.SIGABRT)
-        await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in self.ranks), STACK_S)
+        await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in mute), STACK_S)
         evidence = {}
         for rank in self.ranks:
             if rank.pipe >= 0:

@@ -153,7 +153,7 @@ class Node:
     async def _gather_evidence(self) -> None:
         """Flight records, and of who gives none the stacks of all threads, which cost that rank its life.
 
-        Who gave a record is left alone: its death would reach ranks on other hosts before they have told where they are.
+        Who gave a record is left alone: its death would reach ranks elsewhere before they have told where they are.
         """
         for rank in self.ranks:
             rank.page.ask_for_evidence()

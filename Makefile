@@ -9,7 +9,7 @@ FLAVOUR := cpu
 SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-container lint bench bench-up image image-lock wheels up clean
+.PHONY: help venv demo test test-fast test-container lint soak bench bench-up image image-lock wheels up clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -43,6 +43,9 @@ lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	$(BIN)/hadolint Dockerfile
 	$(BIN)/shellcheck $(SCRIPTS)
 	$(BIN)/yamllint --strict compose.yaml compose.gpu.yaml train
+
+soak: $(READY) ## kill a rank a hundred times: is anything left behind? ten minutes, needs root
+	$(BIN)/python -m tests.soak
 
 bench: $(READY) ## measure, print figures
 	$(BIN)/python -m tests.bench

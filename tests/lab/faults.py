@@ -20,6 +20,24 @@ needs_hosts = pytest.mark.skipif(why_not() is not None, reason=why_not() or "")
 IDLE = ["sh", "-c", "echo up $RANK; exec sleep 3600"]
 """Ranks that do nothing, and start at once."""
 
+STUCK = """
+import os, signal, time
+print("rank", flush=True)
+for how in ("child", "grandchild", "own session"):
+    if os.fork() == 0:
+        if how == "own session":
+            os.setsid()
+        if how == "grandchild" and os.fork():
+            os._exit(0)
+        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
+            signal.signal(number, signal.SIG_IGN)
+        print("stuck", flush=True)
+        while True:
+            time.sleep(0.01)
+time.sleep(3600)
+"""
+"""Ranks with children that heed no signal, one without its parent and one with a session of its own."""
+
 OWN = """
 import os, signal, time, torch, torch.distributed as dist
 from torch.utils.data import TensorDataset

@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.hosts import Job, Lab
-from tests.lab.faults import IDLE, Table, ended, needs_hosts, script
+from tests.lab.faults import IDLE, STUCK, Table, ended, needs_hosts, script
 
 pytestmark = [pytest.mark.slow, needs_hosts]
 
@@ -126,24 +126,6 @@ def test_wrong_secret(two: Lab, table: Table) -> None:
     assert "host node1 (node rank 1) of 2 never came within 3 s" in job.agents[0].last_line
     assert "another secret, as long" not in job.report()
     assert f"with another secret called: {two.hosts[1].address}" in job.agents[0].last_line
-
-
-STUCK = """
-import os, signal, time
-print("rank", flush=True)
-for how in ("child", "grandchild", "own session"):
-    if os.fork() == 0:
-        if how == "own session":
-            os.setsid()
-        if how == "grandchild" and os.fork():
-            os._exit(0)
-        for number in set(signal.Signals) - {signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD}:
-            signal.signal(number, signal.SIG_IGN)
-        print("stuck", flush=True)
-        while True:
-            time.sleep(0.01)
-time.sleep(3600)
-"""
 
 
 @pytest.mark.parametrize("killed", [0, 1])

@@ -101,10 +101,10 @@ class StatusPage:
 
     @classmethod
     def make(cls, path: Path) -> StatusPage:
-        """A new page for a rank that is about to be started."""
+        """A new page for a rank that is about to be started. Raises OSError."""
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            os.ftruncate(descriptor, PAGE_BYTES)
+            os.posix_fallocate(descriptor, 0, PAGE_BYTES)  # a page that has no room must fail here, not at a write
         finally:
             os.close(descriptor)
         page = cls(path)

@@ -27,6 +27,7 @@ from train.launch.views import Terms
 from train.launch.wire import Message
 from train.seam import HEARTBEAT_FILE, Exit
 
+_SHARED_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 << 20  # noqa: S108 - a folder of our own is made in it
 KILL_AFTER_S = 2.0
 FLIGHT_S, STACK_S = 2.0, 1.0
 
@@ -93,11 +94,7 @@ class Node:
     def _start(self, message: Message) -> None:
         self.start_id, self._end = message["start_id"], None
         self._at_once = self._aborting = self._stopping = False
-        shared_memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
         self._remove_aside()
-        where = shared_memory if os.access(shared_memory, os.W_OK) else None
-        self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
-        self._keeper.say(f"start {self._aside}")
         plan = self.terms.plan
         place = Place(
             node_rank=self.node_rank,
@@ -116,6 +113,9 @@ class Node:
         )
         self.ranks = []
         try:
+            where = _SHARED_MEMORY if _has_room(_SHARED_MEMORY) else None
+            self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
+            self._keeper.say(f"start {self._aside}")
             for local_rank in range(place.nproc):
                 self._start_rank(place, local_rank)
         except OSError as error:
@@ -353,6 +353,15 @@ class KeeperPipe:
 def is_ours(command: tuple[str, ...]) -> bool:
     """Whether the command is `python -m train run`, which stops by its page and chooses the run folder itself."""
     return ("train", "run") in pairwise(command)
+
+
+def _has_room(folder: Path) -> bool:
+    """Whether pages, and logs until their folder is known, fit there: leftovers of other programs may fill it."""
+    try:
+        found = os.statvfs(folder)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK) and found.f_bavail * found.f_frsize > _ROOM_BYTES
 
 
 async def _until(condition: Callable[[], bool], timeout_s: float) -> None:

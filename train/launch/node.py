@@ -141,10 +141,9 @@ class Node:
         self._stopping = True
         for rank in self.ranks:
             rank.page.ask_to_stop()
-            # A signal during `import torch` would kill ours: they read their page. Others know only the signal; and
-            # a shell around a script does not pass it on, so the whole group gets it.
+            # A signal during `import torch` would kill ours: they read their page. Others know only the signal.
             if not self._is_ours and not rank.page.read().is_ours:
-                rank.kill(signal.SIGTERM)
+                rank.terminate()
         if self.ranks:
             self._console.say(
                 f"stopping, asked by {by}; {self.terms.grace_s:g} s to save (again: ends at once, unsaved)"

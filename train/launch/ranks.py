@@ -24,6 +24,7 @@ _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 SLOW_STEPS = 10
 """A step may take so many times the median of the last ones, where that is more than its time-out."""
 _SILENT_START_S = 600.0
+_SHELLS = ("sh", "bash", "dash", "zsh", "ksh", "ash", "busybox")
 
 
 def become_subreaper() -> None:
@@ -124,6 +125,13 @@ class Rank:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, number)
 
+    def terminate(self) -> None:
+        """Send SIGTERM to the program: not to its data workers, which would die of it while it saves."""
+        if self.pid and self.code is None:
+            for pid in _programs(self.pid):
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGTERM)
+
     def kill_alone(self, number: int) -> None:
         """Send a signal to the process, but not to what it started."""
         if self.pid and self.code is None:
@@ -216,6 +224,19 @@ def _state(pid: int) -> str | None:
         return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
     except (OSError, IndexError):
         return None
+
+
+def _programs(pid: int) -> list[int]:
+    """The process; of a shell what it runs: the shell would die of a signal, pass nothing on, and hide how that ended."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+        caught = int(Path(f"/proc/{pid}/status").read_text(errors="replace").split("SigCgt:")[1].split()[0], 16)
+    except (OSError, IndexError, ValueError):
+        return [pid]
+    if name not in _SHELLS or not children or caught >> (signal.SIGTERM - 1) & 1:
+        return [pid]
+    return [program for child in children for program in _programs(int(child))]
 
 
 def reap() -> list[tuple[int, int]]:

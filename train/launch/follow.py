@@ -49,8 +49,10 @@ class Follower(Half):
 
     def tick(self, now_s: float) -> None:
         """Agent 0 must be heard of."""
-        if self._wire is not None and now_s - self._heard_s > LOST_AFTER_S:
-            self._orphaned(f"no word from it for {LOST_AFTER_S:g} s (the network between was cut, or it is frozen)")
+        # Before the start nobody loses anything by patience, and many who start at once may starve each other.
+        patience_s = LOST_AFTER_S if self.node.start_id else max(LOST_AFTER_S, self.terms.join_timeout_s)
+        if self._wire is not None and now_s - self._heard_s > patience_s:
+            self._orphaned(f"no word from it for {patience_s:g} s (the network between was cut, or it is frozen)")
 
     async def close(self) -> None:
         """Part."""
@@ -107,7 +109,7 @@ class Follower(Half):
         """Agent 0 is gone, or cannot be reached: this host ends its ranks by itself."""
         name, node_rank = self.terms.name_of(0) or self._leader or self.terms.plan.master_addr, 0
         self.clock.tick()
-        if self.clock.slept_s:
+        if self.clock.slept_s and time.monotonic() - self.clock.awake_since_s < LOST_AFTER_S:
             name, node_rank, why = self.node.name, self.node.node_rank, asleep(self.clock.slept_s)
         words = f"host {name} (node rank {node_rank}) was lost: {why}"
         self.decide(Verdict("failed", Exit.HOST_LOST, words, name, node_rank, advice=AFTER_A_LOSS))

@@ -143,7 +143,7 @@ class Node:
             rank.page.ask_to_stop()
             # A signal during `import torch` would kill ours: they read their page. Others know only the signal.
             if not self._is_ours and not rank.page.read().is_ours:
-                rank.terminate()
+                rank.signal_program(signal.SIGTERM)
         if self.ranks:
             self._console.say(
                 f"stopping, asked by {by}; {self.terms.grace_s:g} s to save (again: ends at once, unsaved)"
@@ -162,7 +162,7 @@ class Node:
         mute = [rank for rank in self.ranks if not rank.has_flight_record()]
         for rank in mute:
             rank.output.is_shown = False  # the stacks of all its threads: for the log
-            rank.kill_alone(signal.SIGABRT)
+            rank.signal_program(signal.SIGABRT)
         await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in mute), STACK_S)
         evidence = {}
         for rank in self.ranks:
@@ -236,7 +236,7 @@ class Node:
                 self._keeper.say(f"start {self._aside}", *sessions)
             elif pid in by_pid:
                 rank = by_pid[pid]
-                rank.code = code
+                rank.ended(code)
                 if self._stopping and self._end is None and keeper.session_of(rank.pid):
                     self._run(self._wait_for_session(rank))
                 else:

@@ -54,6 +54,7 @@ class Rank:
         self._born_s = time.monotonic()
         self._counters: list[Path] = []
         self._kills = 0
+        self._is_shell = False
         self._steps: deque[float] = deque(maxlen=64)
         self._seen = (0, 0.0)
 
@@ -89,6 +90,7 @@ class Rank:
             os.close(writing)
         started.returncode = 0  # reaped by the agent, not by subprocess
         self.pid, self.pipe = started.pid, reading
+        self._is_shell = Path(command[0]).name in _SHELLS
         self._counters = memory.counters(self.pid)
         self._kills = memory.kills(self._counters)
         self._born_s = time.monotonic()
@@ -125,18 +127,17 @@ class Rank:
             with contextlib.suppress(OSError):
                 os.killpg(self.pid, number)
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the program: not to its data workers, which would die of it while it saves."""
+    def signal_program(self, number: int) -> None:
+        """Send a signal to the program: not to its data workers, which would die of it while it saves."""
         if self.pid and self.code is None:
             for pid in _programs(self.pid):
                 with contextlib.suppress(OSError):
-                    os.kill(pid, signal.SIGTERM)
+                    os.kill(pid, number)
 
-    def kill_alone(self, number: int) -> None:
-        """Send a signal to the process, but not to what it started."""
-        if self.pid and self.code is None:
-            with contextlib.suppress(OSError):
-                os.kill(self.pid, number)
+    def ended(self, code: int) -> None:
+        """It has ended, with this exit code or minus the signal. A shell tells its program's signal as 128 and more."""
+        told_by_shell = self._is_shell and 128 < code <= 128 + signal.SIGRTMAX
+        self.code = 128 - code if told_by_shell else code
 
     def status(self, awake_since_s: float) -> tuple[Status, float]:
         """What it told last, and by how many seconds it is overdue.
@@ -179,7 +180,7 @@ class Rank:
     def evidence(self) -> dict[str, Any]:
         """What can be told of a rank that hangs."""
         return {
-            "state": _state(self.pid) if self.code is None else None,
+            "state": _state_of(_programs(self.pid)) if self.code is None else None,
             "stack": self.output.stack[:100],
             "flight": self._beside("flight.json"),
         }
@@ -218,16 +219,17 @@ def shortened(evidence: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _state(pid: int) -> str | None:
-    """`R`, `S`, `D`, `T` … as in proc(5)."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
-    except (OSError, IndexError):
-        return None
+def _state_of(pids: Sequence[int]) -> str | None:
+    """`R`, `S`, `D`, `T` … as in proc(5); of several the one that is stopped, if one is."""
+    states = []
+    for pid in pids:
+        with contextlib.suppress(OSError, IndexError):
+            states.append(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[0])
+    return "T" if "T" in states else next(iter(states), None)
 
 
 def _programs(pid: int) -> list[int]:
-    """The process; of a shell what it runs: the shell would die of a signal, pass nothing on, and hide how that ended."""
+    """The process; of a shell what it runs: the shell would die of a signal, and hide how the program ended."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()

@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 from train.errors import UsageError
 from train.launch.clock import AwakeClock
@@ -25,6 +26,7 @@ from train.seam import SECRET_FILE, Exit
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _TWICE_S = 0.5
+A_BUG = "a bug in Muster's agent (above): please report it"
 
 
 def main(argv: Sequence[str]) -> int:
@@ -66,6 +68,7 @@ class Agent:
         """From the first hello to the last word."""
         loop = asyncio.get_running_loop()
         become_subreaper()
+        loop.set_exception_handler(self._failed_aside)
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGCHLD, self.node.children_ended)
@@ -77,7 +80,7 @@ class Agent:
             verdict = self._given_up(Exit.USAGE, "; ".join(error.problems))
         except Exception:
             self.console.line(traceback.format_exc().encode())
-            verdict = self._given_up(Exit.BUG, "a bug in Muster's agent (above): please report it")
+            verdict = self._given_up(Exit.BUG, A_BUG)
         await self.node.end(now=True)
         self._say_how_it_ended(verdict)
         await self.half.close()
@@ -88,6 +91,15 @@ class Agent:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
         return verdict.exit_code
+
+    def _failed_aside(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback: nobody waits for it, and without it the job could wait for ever. So it ends the job."""
+        error = context.get("exception")
+        if "handle" not in context or error is None:
+            loop.default_exception_handler(context)
+            return
+        self.console.line("".join(traceback.format_exception(error)).encode())
+        self._given_up(Exit.BUG, A_BUG)
 
     def _given_up(self, code: Exit, words: str) -> Verdict:
         self.half.decide(Verdict("failed", code, words))

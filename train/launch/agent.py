@@ -93,7 +93,7 @@ class Agent:
         return verdict.exit_code
 
     def _failed_aside(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """An error in a callback: nobody waits for it, and without it the job could wait for ever. So it ends the job."""
+        """An error in a callback: nobody waits for it, and the job could wait for ever. So it ends the job."""
         error = context.get("exception")
         if "handle" not in context or error is None:
             loop.default_exception_handler(context)

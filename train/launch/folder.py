@@ -62,10 +62,11 @@ class Folder:
             ) from None
         except OSError:  # a file system without locks
             return
-        lock.truncate(0)
-        lock.write(f"agent {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}\n")
-        lock.flush()
         self._lock = lock
+        with contextlib.suppress(OSError):  # on a full disk it holds all the same
+            lock.truncate(0)
+            lock.write(f"agent {os.getpid()} on {socket.gethostname()} since {time.strftime('%F %T')}\n")
+            lock.flush()
 
     def record(self, event: str, **facts: Any) -> None:
         """Add a line to `events.jsonl`."""

@@ -174,6 +174,7 @@ class RankOutput:
         self._console = console
         self.log = log
         self._rest = b""
+        self._is_returned = False
         self.last: deque[str] = deque(maxlen=LAST_LINES)
         """The last lines."""
         self.stack: list[str] = []
@@ -187,6 +188,9 @@ class RankOutput:
     def feed(self, data: bytes) -> None:
         """Take what came. A progress bar's `\\r` ends a line too."""
         self.heard_s = time.monotonic()
+        if self._is_returned:
+            data = data.removeprefix(b"\n")  # one `\r\n` that came in two pieces
+        self._is_returned = data.endswith(b"\r")
         self._rest += data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         *lines, self._rest = self._rest.split(b"\n")
         if len(self._rest) > LONGEST_LINE_BYTES:

@@ -27,6 +27,12 @@ COMMANDS = [
 ELSEWHERE = {
     "make demo": "test_demo.py runs what it runs",
     "make test": "this is it",
+    "make image": "tests/container builds it, in two steps",
+    "docker compose up": "tests/container/test_two_hosts.py, as are the next four",
+    "MUSTER_CONFIG=amp docker compose up": "",
+    "MUSTER_ARGS='--train.steps 30' docker compose up": "",
+    "docker compose --profile board up": "",
+    "docker/up": "",
     "head -c 32 /dev/urandom | base64 > secret; chmod 600 secret; export MUSTER_SECRET_FILE=secret": "the two hosts",
     "python -m train stop my-run": "tests/distributed/test_node.py",
     "python -m train explain my-run": "tests/distributed/test_node.py",

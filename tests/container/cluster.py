@@ -51,6 +51,7 @@ class Cluster:
         self.runs = self.folder / "runs"
         self.log = self.folder / "up.log"
         self._up: subprocess.Popen[bytes] | None = None
+        self._started_at = 0.0
         self.clone()
 
     def clone(self) -> None:
@@ -77,7 +78,8 @@ class Cluster:
 
     def start(self, command: Sequence[str] = ("docker/up",), **env: str) -> None:
         """Start it and return at once."""
-        with self.log.open("ab") as log:
+        self._started_at = time.time()
+        with self.log.open("wb") as log:
             self._up = subprocess.Popen(
                 self.as_caller(*command), cwd=self.folder, env=self.environment(**env),
                 stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT,
@@ -130,9 +132,9 @@ class Cluster:
         return found[-1].parent
 
     def rows(self) -> list[dict[str, Any]]:
-        """The newest run's metrics, whole rows only."""
-        found = sorted(self.runs.glob("*/metrics.jsonl"), key=lambda path: path.stat().st_mtime)
-        lines = found[-1].read_text().splitlines(keepends=True) if found else []
+        """Metrics of the run that was started last, whole rows only."""
+        found = [path for path in self.runs.glob("*/metrics.jsonl") if path.stat().st_mtime > self._started_at]
+        lines = found[0].read_text().splitlines(keepends=True) if found else []
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def wait_for_step(self, step: int, timeout_s: float = 180) -> None:
@@ -147,11 +149,20 @@ class Cluster:
         """Seconds until no host is up."""
         return until(lambda: not self.running(), timeout_s, self.said)
 
-    def remove(self) -> None:
-        """Take down what a failed test left, and the clone."""
+    def signal(self, number: int) -> None:
+        """Send it to what was started."""
+        assert self._up is not None
+        self._up.send_signal(number)
+
+    def clear(self) -> None:
+        """Take down whatever is left, for the next test."""
         if self._up is not None and self._up.poll() is None:
             self._up.kill()
-        for name in sh("docker", "ps", "-aq", f"--filter=label=com.docker.compose.project={self.project}").split():
-            sh("docker", "rm", "--force", name, check=False)
-        self.compose("--profile", "board", "down", "--volumes")
+            self._up.wait()
+        if self.left():
+            self.compose("--profile", "board", "down", "--volumes", "--timeout", "1")
+
+    def remove(self) -> None:
+        """And the clone."""
+        self.clear()
         shutil.rmtree(self.folder, ignore_errors=True)

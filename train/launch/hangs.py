@@ -87,7 +87,7 @@ def _waits(group: Mapping[str, Any], number: int) -> bool:
 
 def _name(entry: Mapping[str, Any]) -> str:
     """`gloo:all_reduce` is an all-reduce."""
-    return str(entry["op"]).rpartition(":")[2].replace("all_", "all-").replace("_", " ")
+    return str(entry["op"]).rpartition(":")[2].strip("_").replace("all_", "all-").replace("_", " ")
 
 
 def _ended(evidence: Mapping[int, Mapping[str, Any]], hosts: Mapping[int, str]) -> tuple[int, str] | None:

@@ -107,9 +107,11 @@ def failure_of_rank(end: Mapping[str, Any], host: str, node_rank: int, now_s: fl
     who = f"rank {end['rank']} ({host}{gpu_words(end)})"
     when = f" at step {end['step']}" if end["step"] else ""
     found = diagnose(lines)
+    if found is not None and found.signature.is_weak:
+        found = None  # what is also seen where nothing is wrong is no cause of this
     kind, exit_code, advice = Kind.EXCEPTION, Exit.RANK_FAILED, found.advice if found else None
     is_victim = found is not None and found.kind == "collective"
-    if told is not None and code >= 0:
+    if told is not None:  # also where a signal ended it then: Gloo's threads may abort what has failed already
         kind = {"collective": Kind.VICTIM, "hang": Kind.HANG}.get(told["kind"], Kind.EXCEPTION)
         if told["kind"] in ("usage", "join", "hang", "interrupted"):
             exit_code = Exit(told["exit_code"])

@@ -119,3 +119,23 @@ def test_disk_full_when_the_last_checkpoint_is_due(two: Lab, table: Table) -> No
     table.row("disk of host 0 full, then SIGTERM", job.gone_s(), 10, job.agents[0].last_line)
     assert "could not be saved" in job.agents[0].last_line, job.report()
     assert job.agents[0].last_line == job.agents[1].last_line
+
+
+def test_shared_memory_is_full(two: Lab, table: Table) -> None:
+    """/dev/shm is full before the start, as others' leftovers make it: the job runs all the same."""
+    two.hosts[1].run("mount -t tmpfs -o size=64k tmpfs /dev/shm; cat /dev/zero > /dev/shm/leftover || true")
+    job = two.launch(["sh", "-c", "echo up; sleep 0.5"], nproc=2)
+    assert job.codes() == [0, 0], job.report()
+    assert job.report().count("| up") == 4
+
+
+def test_command_is_missing_on_one_host(two: Lab, table: Table) -> None:
+    tool = two.hosts[0].folder / "tool"
+    tool.write_text("#!/bin/sh\nsleep 3600\n")
+    tool.chmod(0o755)
+    job = two.launch(["./tool"])
+    job.event()
+    assert job.codes() == [2, 2], job.report()
+    table.row("command missing on one host", job.gone_s(), 5, job.agents[0].last_line)
+    assert "node1 could not start its ranks: cannot start './tool': No such file" in job.agents[0].last_line
+    assert job.agents[0].last_line == job.agents[1].last_line

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 
 import pytest
 
@@ -187,3 +188,28 @@ def test_keeper_killed(two: Lab, table: Table) -> None:
     job.event()
     job.agents[1].send(signal.SIGKILL)
     ended(job, table, "keeper SIGKILL, then its agent", AGENT_GONE_S, [7, KILLED], host="node1")
+
+
+def test_short_outages_change_nothing(three: Lab) -> None:
+    """A cable that is out for four seconds, a host that stands still for four: the job goes on to its end."""
+    job = three.launch(["sh", "-c", "echo up; sleep 14; echo done"])
+    job.wait_for_output("| up", 3)
+    three.hosts[1].cut()
+    time.sleep(4)
+    three.hosts[1].heal()
+    three.hosts[2].freeze()
+    time.sleep(4)
+    three.hosts[2].thaw()
+    assert job.codes() == [0, 0, 0], job.report()
+    assert job.report().count("| done") == 3
+    assert job.agents[1].last_line == job.agents[2].last_line == "muster: finished"
+
+
+def test_all_agents_killed_at_once(two: Lab, table: Table) -> None:
+    job = two.launch(script(two, "stuck.py", STUCK), nproc=2)
+    job.wait_for_output("stuck", 12)
+    job.event()
+    for agent in job.agents.values():
+        agent.send(signal.SIGKILL)
+    assert job.codes() == [KILLED, KILLED]
+    table.row("all agents SIGKILL, stuck children", job.gone_s(), AGENT_GONE_S, "(nobody is left to say anything)")

@@ -123,6 +123,20 @@ def test_shapes_differ(two: Lab, table: Table) -> None:
     assert any("op.preamble.length" in line for line in verdict["evidence"]), verdict["evidence"]
 
 
+def test_program_behind_a_shell_killed(two: Lab, table: Table) -> None:
+    """The shell lives on a moment, and tells of the signal in its own way."""
+    job = two.launch(["bash", "-c", "sleep 3602; exit $?"])
+    job.wait_until(lambda: job.pids(0, "sleep 3602") and job.pids(1, "sleep 3602"))
+    job.event()
+    os.kill(
+        next(pid for pid in job.pids(1, "sleep 3602") if "bash" not in job.hosts[1].processes()[pid]), signal.SIGKILL
+    )
+    ended(
+        job, table, "program behind a shell SIGKILL", RANK_DIES_S, [5, 5],
+        host="node1", rank=1, cause="rank 1 (node1) was killed by signal 9 (SIGKILL)",
+    )  # fmt: skip
+
+
 def test_wrapper_and_own_session(two: Lab, table: Table) -> None:
     wrapped = ["sh", "-c", "setsid sleep 3600 & env -i setsid sleep 3601 & sleep 3602; echo went on"]
     job = two.launch(wrapped, nproc=2)

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+import shlex
 import signal
 import time
 
 import pytest
 
 from tests.hosts import Lab
-from tests.lab.faults import IDLE, Table, ended, needs_hosts, own
+from tests.lab.faults import IDLE, Table, ended, needs_hosts, own, script
 
 pytestmark = [pytest.mark.slow, needs_hosts]
 
 SAVES = ["sh", "-c", 'trap "echo saved; exit 0" TERM; echo up; while :; do sleep 0.05; done']
 STUBBORN = ["sh", "-c", 'trap "" TERM INT HUP; echo up; while :; do sleep 0.05; done']
 STOP_S = 5.0
+
+
+BEHIND_A_SHELL = """
+import signal, sys, time
+def save(*_):
+    time.sleep(3)
+    print("saved", flush=True)
+    sys.exit(0)
+signal.signal(signal.SIGTERM, save)
+print("up", flush=True)
+while True:
+    time.sleep(0.05)
+"""
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
@@ -38,6 +52,17 @@ def test_ctrl_c_of_a_script_that_saves_nothing(two: Lab, table: Table) -> None:
     job.agents[0].send(signal.SIGINT)
     verdict = ended(job, table, "Ctrl-C once, script ends at once", STOP_S, [8, 8], outcome="stopped")
     assert "with nothing saved" in verdict["cause"]
+
+
+def test_program_behind_a_shell_has_time_to_save(two: Lab, table: Table) -> None:
+    program = shlex.join(script(two, "saves.py", BEHIND_A_SHELL))
+    job = two.launch(["sh", "-c", f"{program}; echo ended with $?"])
+    job.wait_for_output("| up", 2)
+    job.event()
+    job.agents[1].send(signal.SIGTERM)
+    verdict = ended(job, table, "SIGTERM, a shell's program saves for 3 s", 3 + STOP_S, [75, 75], outcome="stopped")
+    assert verdict["cause"] == "stopped by SIGTERM at node1, saved: the same command goes on from there"
+    assert "rank 0 | saved\nnode0 rank 0 | ended with 0\n" in job.agents[0].output
 
 
 def test_ctrl_c_twice(two: Lab, table: Table) -> None:

@@ -111,7 +111,7 @@ def test_a_killed_rank_is_started_again_and_the_bits_are_the_same(tmp_path: Path
     assert untouched.returncode == 0, output
     agent = start(tmp_path / "b", *flags, options=("--max-restarts=1",))
     run = tmp_path / "b" / "my-run"
-    until(lambda: (run / "checkpoints" / "step-00000100" / "manifest.json").exists())
+    until((run / "checkpoints" / "step-00000100" / "manifest.json").exists)
     os.kill(ranks_of(agent)[1], signal.SIGKILL)
     output, _ = agent.communicate(timeout=120)
     assert agent.returncode == 0, output
@@ -129,3 +129,4 @@ def test_a_bad_config_is_refused_once_with_exit_code_2_and_leaves_nothing(tmp_pa
     assert agent.returncode == 2
     assert "train.stepz" in output.splitlines()[-1]
     assert "starting again" not in output
+    assert list(tmp_path.iterdir()) == []

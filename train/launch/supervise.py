@@ -150,7 +150,7 @@ class Supervisor:
             return
         at_s = now_s if since_s is None else since_s
         ranks = self.terms.plan.ranks(node_rank)
-        self._fail(host_lost(self.name(node_rank), node_rank, ranks, self._step_of(node), why, at_s))
+        self._fail(host_lost(self.name(node_rank), node_rank, ranks, node.step, why, at_s))
 
     def sleep(self, why: str, now_s: float) -> None:
         """This very host did not run for so long that the others have given it up: whatever they did since follows."""
@@ -209,9 +209,8 @@ class Supervisor:
             self._start()
         elif self._now_s - self._began_s > self.terms.join_timeout_s:
             names = [self.name(index) for index in range(len(self.nodes))]
-            self._done(
-                verdict_of(nobody_came(names, missing, self._now_s, self.terms.join_timeout_s, [*self.strangers]))
-            )
+            late = nobody_came(names, missing, self._now_s, self.terms.join_timeout_s, [*self.strangers])
+            self._done(verdict_of(late))
 
     def _start(self) -> None:
         self._reset()
@@ -289,11 +288,11 @@ class Supervisor:
         for node in others:
             node.is_lost = True
         self._record("host lost", node_rank=0, host=self.name(0), why=why)
-        self._fail(host_lost(self.name(0), 0, self.terms.plan.ranks(0), self._step_of(self.nodes[0]), why, at_s))
+        self._fail(host_lost(self.name(0), 0, self.terms.plan.ranks(0), self.nodes[0].step, why, at_s))
 
     def _watch(self) -> None:
         now_s, limit_s, idle_s = self._now_s, self.terms.time_limit_s, self.terms.idle_timeout_s
-        all_gone = all(node.is_lost or self._is_through(node) for node in self.nodes)
+        all_gone = all(node.is_lost or node.is_through for node in self.nodes)
         if limit_s is not None and self._stop_by is None and now_s - self._began_s > _stop_at_s(limit_s, self.terms):
             self.stop(f"the time limit of {limit_s:g} s", now_s)
         if self._evidence_at_s is not None:
@@ -390,12 +389,6 @@ class Supervisor:
 
     def _views(self) -> Iterable[RankView]:
         return (view for node in self.nodes for view in node.ranks.values())
-
-    def _is_through(self, node: NodeView) -> bool:
-        return all(view.code is not None for view in node.ranks.values())
-
-    def _step_of(self, node: NodeView) -> int | None:
-        return max((view.step for view in node.ranks.values()), default=0) or None
 
     def _last_step(self) -> int:
         return max((view.step for view in self._views()), default=0)

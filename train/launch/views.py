@@ -62,3 +62,13 @@ class NodeView:
     quiet_s: float = 0.0
     ranks: dict[int, RankView] = field(default_factory=dict)
     evidence: dict[int, Any] | None = None
+
+    @property
+    def is_through(self) -> bool:
+        """Whether all of its ranks have ended."""
+        return all(view.code is not None for view in self.ranks.values())
+
+    @property
+    def step(self) -> int | None:
+        """The furthest of its ranks' steps; None before the first."""
+        return max((view.step for view in self.ranks.values()), default=0) or None

@@ -115,3 +115,8 @@ def how_it_stopped(views: Sequence[RankView], stop_by: str | None, start_id: str
         return Verdict("stopped", Exit.STOPPED_SAVED, words, step=step or None, start_id=start_id)
     words = f"{asked} with nothing saved: the script ends at once on SIGTERM"
     return Verdict("stopped", Exit.STOPPED_UNSAVED, words, step=step or None, start_id=start_id)
+
+
+def stopped_early(by: str) -> Verdict:
+    """Asked to stop while the agents still met."""
+    return Verdict("stopped", Exit.STOPPED_UNSAVED, f"stopped by {by} before it began")

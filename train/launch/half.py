@@ -14,7 +14,6 @@ from train.launch.options import NodeOptions
 from train.launch.output import Console
 from train.launch.verdict import Verdict
 from train.launch.wire import Message
-from train.seam import Exit
 
 TICK_S = 0.2
 
@@ -81,8 +80,3 @@ class Half(ABC):
 def asleep(slept_s: float) -> str:
     """Why a host was lost that was frozen."""
     return f"it did not run for {slept_s:.0f} s (frozen, suspended or starved), so the others have gone on without it"
-
-
-def stopped_early(by: str) -> Verdict:
-    """Asked to stop while the agents still met."""
-    return Verdict("stopped", Exit.STOPPED_UNSAVED, f"stopped by {by} before it began")

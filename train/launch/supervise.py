@@ -23,6 +23,7 @@ from train.launch.endings import (
     host_lost,
     how_it_stopped,
     nobody_came,
+    stopped_early,
 )
 from train.launch.verdict import Failure, Kind, Verdict, cause_of, failure_of_rank, verdict_of
 from train.launch.views import NodeView, RankView, Stage, Terms
@@ -166,8 +167,7 @@ class Supervisor:
             return
         self._record("stop asked", by=by, now=now)
         if self.stage is Stage.JOINING:
-            self._cut_short = f"stopped by {by} before it began"
-            self._done(Verdict("stopped", Exit.STOPPED_UNSAVED, self._cut_short))
+            self._done(stopped_early(by))
         elif now and self._stop_by is not None:
             if self.stage is Stage.RUNNING and not self._failures:
                 self._cut_short = f"stopped at once by {by}"
@@ -227,9 +227,8 @@ class Supervisor:
         for node in self.nodes:
             node.heard_s = self._now_s
         self._record("start", start_id=self.start_id, master_port=port, restarts=self.restarts)
-        self._send_all(
-            {"kind": "start", "start_id": self.start_id, "master_port": port, "restart_count": self.restarts}
-        )
+        start = {"start_id": self.start_id, "master_port": port, "restart_count": self.restarts}
+        self._send_all({"kind": "start", **start})
         if self._stop_by:
             self._send_all({"kind": "stop", "by": self._stop_by})
 

@@ -8,8 +8,7 @@ import time
 from train import network
 from train.launch import wire
 from train.launch.clock import LOST_AFTER_S
-from train.launch.endings import AFTER_A_LOSS
-from train.launch.endings import stopped_early
+from train.launch.endings import AFTER_A_LOSS, stopped_early
 from train.launch.half import Half, asleep
 from train.launch.verdict import Verdict
 from train.launch.wire import Message, Wire, WireError

@@ -124,10 +124,9 @@ class Supervisor:
             case "stop":
                 self.stop(f"{message['by']} at {self.name(node_rank)}", now_s, now=bool(message["now"]))
             case "failed":
-                words = f"{self.name(node_rank)} could not start its ranks: {message['words']}"
-                self._fail(
-                    Failure(Kind.EXCEPTION, now_s, words, Exit(message["exit_code"]), self.name(node_rank), node_rank)
-                )
+                name, code = self.name(node_rank), Exit(message["exit_code"])
+                words = f"{name} could not start its ranks: {message['words']}"
+                self._fail(Failure(Kind.EXCEPTION, now_s, words, code, name, node_rank))
                 for rank in node.ranks.values():
                     rank.code = 0 if rank.code is None else rank.code
             case "evidence":

@@ -1,4 +1,6 @@
-"""`make bench`: steps a second of the loop over a loop written by hand, pairs in turn; medians and ratios.
+"""`make bench`: the agent beside torchrun; steps a second of the loop over a loop written by hand, pairs in turn.
+
+`python -m tests.bench NAME`: one of `loop`, `agent` and `agents` (many of them: not in `make bench`) alone.
 
 The hand-written loop is the strongest there is: the same model, fused AdamW, batches by one indexing, clipping, and no
 logging, checks, schedule or reseeding.
@@ -18,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from tests.bench import agent, agents
 from tests.jobs import config_of, make_job
 from train import loop
 from train.health import Health
@@ -67,10 +70,10 @@ def _beat_us(folder: Path) -> float:
     return min(timeit.repeat(lambda: beat(1), number=100_000, repeat=7)) / 100_000 * 1e6
 
 
-def main() -> None:
-    """Measure, print a table, write `bench.json` where BENCH_JSON names a file."""
+def _loop() -> dict[str, dict[str, float]]:
+    """The loop and a beat: print a table."""
     torch.set_num_threads(1)
-    rows = {}
+    rows: dict[str, dict[str, float]] = {}
     for name, (flags, steps) in WORKS.items():
         print(f"{name}: {PAIRS} pairs of {steps} steps …", file=sys.stderr)
         _ours(flags, steps // 4), _by_hand(flags, steps // 4)
@@ -87,9 +90,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         rows["beat on a status page"] = {"us": _beat_us(Path(folder))}
     print(f"a beat on a status page: {rows['beat on a status page']['us']:.2f} µs")
+    return rows
+
+
+def main(argv: list[str]) -> None:
+    """Measure, print tables, write `bench.json` where BENCH_JSON names a file."""
+    benches = {"agent": agent.main, "loop": lambda _: _loop(), "agents": agents.main}
+    names = argv[:1] or ["agent", "loop"]
+    rows = {name: benches[name](argv[1:]) for name in names}
     if "BENCH_JSON" in os.environ:
         Path(os.environ["BENCH_JSON"]).write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

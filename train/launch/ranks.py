@@ -7,7 +7,6 @@ import ctypes
 import json
 import os
 import signal
-import statistics
 import subprocess
 import time
 from collections import deque
@@ -157,7 +156,7 @@ class Rank:
             self._seen = (status.step, status.progress_s)
         allowed_s = status.budget_s
         if status.phase is Phase.STEP and self._steps:
-            allowed_s = max(allowed_s, SLOW_STEPS * statistics.median(self._steps))
+            allowed_s = max(allowed_s, SLOW_STEPS * sorted(self._steps)[len(self._steps) // 2])
         return status, now_s - max(status.progress_s, awake_since_s) - allowed_s
 
     def end_report(self, *, gpu: int | None) -> dict[str, Any]:

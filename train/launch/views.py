@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -38,30 +38,33 @@ class Terms:
         return self.plan.hosts[node_rank].name if self.names_given else None
 
 
-@dataclass
+# Not dataclasses: each costs milliseconds at every start of an agent.
+
+
 class RankView:
     """What agent 0 knows of a rank."""
 
-    is_ours: bool = False
-    step: int = 0
-    phase: Phase = Phase.STARTING
-    saved_step: int = -1
-    code: int | None = None
+    def __init__(self) -> None:
+        self.is_ours = False
+        self.step = 0
+        self.phase = Phase.STARTING
+        self.saved_step = -1
+        self.code: int | None = None
 
 
-@dataclass
 class NodeView:
     """What agent 0 knows of a host."""
 
-    name: str
-    host: str | None = None
-    """Its own host name, once it is here."""
-    heard_s: float = 0.0
-    is_lost: bool = False
-    has_ended: bool = False
-    quiet_s: float = 0.0
-    ranks: dict[int, RankView] = field(default_factory=dict)
-    evidence: dict[int, Any] | None = None
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.host: str | None = None
+        """Its own host name, once it is here."""
+        self.heard_s = 0.0
+        self.is_lost = False
+        self.has_ended = False
+        self.quiet_s = 0.0
+        self.ranks: dict[int, RankView] = {}
+        self.evidence: dict[int, Any] | None = None
 
     @property
     def is_through(self) -> bool:

@@ -68,7 +68,7 @@ def test_two_hosts_train_to_the_end(finished: Finished) -> None:
     documents = {"plan.json", "config.yaml", "events.jsonl", "summary.json", "sample.txt"}
     assert {"checkpoints/latest", *logs, *documents} <= names
     assert finished.still_up == []
-    said = re.sub(r"\x1b\[\d*m", "", finished.said)
+    said = re.sub(r"\x1b\[\d*[mK]", "", finished.said)
     assert re.findall(r"^node0\S* *\| (.*)", said, re.MULTILINE)[-1] == "muster: finished: step 8"
 
 
@@ -96,7 +96,7 @@ def test_the_same_ranks_without_containers_end_with_the_same_weights(finished: F
 def test_stop_saves_and_up_goes_on(cluster: Cluster) -> None:
     cluster.start(MUSTER_ARGS=f"{SMALL} --train.steps 100000")
     cluster.wait_for_step(20)
-    until(lambda: "healthy" in cluster.compose("ps"), 30, cluster.said)
+    until(lambda: "(healthy)" in cluster.compose("ps"), 30, cluster.said)
     started = time.monotonic()
     cluster.compose("stop")
     took_s = time.monotonic() - started

@@ -142,8 +142,13 @@ class Swarm:
 
     def wait_for_ranks(self, timeout_s: float = 300) -> None:
         """Until all ranks of all agents run."""
-        wait_until(lambda: any(row["event"] == "start" for row in self.events()), timeout_s)
+        wait_until(self._has_started, timeout_s)
         wait_until(lambda: len(self.ranks()) == self.count * self.nproc, timeout_s)
+
+    def _has_started(self) -> bool:
+        for index, agent in enumerate(self.agents):
+            assert agent.poll() is None, f"agent {index} has ended: {self.said(index)}"
+        return any(row["event"] == "start" for row in self.events())
 
     def wait_for_end(self, timeout_s: float) -> float:
         """Seconds from now until nothing of the job is left."""

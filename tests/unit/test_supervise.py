@@ -67,7 +67,7 @@ class Job:
 
     def join(self, node_rank: int, **greeting: Any) -> str | None:
         usual = {
-            "node_rank": node_rank, "nnodes": len(self.terms.plan.hosts), "host": f"node{node_rank}",
+            "node_rank": node_rank, "nnodes": len(self.terms.plan.hosts), "host": f"node{node_rank}", "agent": "a",
             "nproc": self.terms.plan.hosts[node_rank % len(self.terms.plan.hosts)].slots,
         }  # fmt: skip
         return self.supervisor.join(node_rank, {**usual, **greeting}, self.now_s)
@@ -550,10 +550,20 @@ def test_a_stranger_node_rank_is_refused_and_nothing_else_happens(node_rank: int
     assert job.run(STEP_S).supervisor.stage is Stage.RUNNING
 
 
+def test_an_agent_whose_first_call_failed_halfway_may_call_again() -> None:
+    """It gave up waiting for the answer; that its first connection is gone is not known here yet."""
+    job = Job(nnodes=2, joined=False)
+    assert job.join(1) is None
+    assert job.join(1) is None
+    job.join(0)
+    assert job.run(STEP_S).supervisor.stage is Stage.RUNNING
+    assert [index for index, _ in job.told("start")] == [0, 1]
+
+
 def test_a_node_rank_that_is_taken_is_refused() -> None:
     job = Job(nnodes=2, joined=False)
     job.join(1)
-    words = job.join(1, host="another")
+    words = job.join(1, host="another", agent="b")
     assert words == "node rank 1 has been taken by node1: give each host a node rank of its own"
     job.join(0)
     assert job.run(STEP_S).supervisor.stage is Stage.RUNNING

@@ -15,6 +15,7 @@ from train.launch.wire import Message, Wire, WireError
 from train.seam import Exit
 
 _AGAIN_S = 0.5
+_ANSWER_S = wire.HANDSHAKE_S + 1.0  # not before agent 0 gives up itself, which is slow where many call at once
 
 
 class Follower(Half):
@@ -71,7 +72,9 @@ class Follower(Half):
                 if self._verdict.done():  # a stop request
                     return self._verdict.result()
                 try:
-                    called, answer = await wire.call(plan.master_addr, port, self.options.secret, self.greeting(), 3.0)
+                    called, answer = await wire.call(
+                        plan.master_addr, port, self.options.secret, self.greeting(), _ANSWER_S
+                    )
                 except (OSError, EOFError, WireError, TimeoutError) as error:
                     seen[port] = str(error) or type(error).__name__
                     continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from abc import ABC, abstractmethod
 from typing import Any
@@ -24,6 +25,7 @@ class Half(ABC):
     def __init__(self, options: NodeOptions, node: Node, console: Console, clock: AwakeClock) -> None:
         self.options, self.terms = options, options.terms
         self.node, self.console, self.clock = node, console, clock
+        self._mark = os.urandom(8).hex()
         self._verdict: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
 
     @abstractmethod
@@ -73,6 +75,7 @@ class Half(ABC):
             "nnodes": len(self.terms.plan.hosts),
             "nproc": self.terms.plan.hosts[self.options.node_rank].slots,
             "host": socket.gethostname(),
+            "agent": self._mark,
             "version": __version__,
         }
 

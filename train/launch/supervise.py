@@ -94,16 +94,15 @@ class Supervisor:
         if not 0 <= node_rank < nnodes:
             return f"its node rank is {node_rank}, but there are {nnodes} hosts: 0 to {nnodes - 1}"
         node, slots = self.nodes[node_rank], self.terms.plan.hosts[node_rank].slots
-        if node.host is not None:
+        if node.host is not None and node.agent != greeting.get("agent"):  # the same one may call again
             return f"node rank {node_rank} has been taken by {node.host}: give each host a node rank of its own"
         for what, mine in (("nnodes", nnodes), ("nproc", slots)):
             if greeting.get(what) != mine:
-                host = greeting.get("host")
+                host, advice = str(greeting.get("host")), "start all agents with the same"
                 words = f"--{_SPELLED[what]} is {greeting.get(what)} on {host}, but agent 0 has {mine} for it"
-                advice = "start all agents with the same"
-                self._fail(Failure(Kind.NEVER_JOINED, now_s, words, Exit.USAGE, str(host), node_rank, advice=advice))
+                self._fail(Failure(Kind.NEVER_JOINED, now_s, words, Exit.USAGE, host, node_rank, advice=advice))
                 return words
-        node.host = str(greeting.get("host"))
+        node.host, node.agent = str(greeting.get("host")), greeting.get("agent")
         node.heard_s = now_s
         self._record("joined", node_rank=node_rank, host=node.host)
         return None

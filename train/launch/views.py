@@ -59,6 +59,8 @@ class NodeView:
         self.name = name
         self.host: str | None = None
         """Its own host name, once it is here."""
+        self.agent: Any = None
+        """Its agent's own mark."""
         self.heard_s = 0.0
         self.is_lost = False
         self.has_ended = False

@@ -11,7 +11,7 @@ import pytest
 from tests.bench.agents import measure
 from tests.swarm import Swarm, wait_until
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_sixty_agents_and_one_that_is_killed(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from train import __version__
 from train.errors import MusterError, UsageError
-from train.seam import Exit
+from train.seam import STOP_SIGNALS, Exit
 
 if TYPE_CHECKING:
     from train.identity import Identity
@@ -50,6 +51,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _launch(name: str, argv: list[str]) -> int:
     """A command of the launch plane: only its own module is imported."""
+    if name == "node":  # a request to stop may come while its modules are loaded: it waits until the agent can hear it
+        signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     module = import_module(f"train.launch.{'agent' if name == 'node' else name}")
     return int(module.main(argv))
 

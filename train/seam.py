@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import os
+import signal
 import struct
 import time
 from enum import IntEnum
@@ -40,6 +41,13 @@ HEARTBEAT_FILE = "MUSTER_HEARTBEAT_FILE"  # an agent touches it each second: for
 
 LOG_ONLY = "\x1e"  # a line of output that starts with this goes to the rank's log, not to the console
 STOP_FILE = "STOP"  # in a run folder: please stop
+STOP_SIGNALS = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)  # at an agent: please stop
 
 
 class Phase(IntEnum):

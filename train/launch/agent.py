@@ -22,9 +22,8 @@ from train.launch.options import NodeOptions, parse
 from train.launch.output import Console
 from train.launch.ranks import become_subreaper
 from train.launch.verdict import Verdict
-from train.seam import SECRET_FILE, Exit
+from train.seam import SECRET_FILE, STOP_SIGNALS, Exit
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _TWICE_S = 0.5
 A_BUG = "a bug in Muster's agent (above): please report it"
 
@@ -72,6 +71,7 @@ class Agent:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGCHLD, self.node.children_ended)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # what came while modules were loaded comes now
         if self.options.die_with_stdin:
             loop.add_reader(0, self._read_stdin)
         try:
@@ -88,6 +88,7 @@ class Agent:
         self.node.close()
         self.console.close()
         for number in (*STOP_SIGNALS, signal.SIGCHLD):  # nothing changes the status any more, nor trips a closing loop
+            loop.add_signal_handler(number, lambda: None)
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
         return verdict.exit_code
@@ -109,7 +110,8 @@ class Agent:
         now_s = time.monotonic()
         # A terminal and a launcher may both pass on the same Ctrl-C: that is one request.
         is_second = self._stop_asked_s is not None and now_s - self._stop_asked_s > _TWICE_S
-        self._stop_asked_s = self._stop_asked_s or now_s
+        if number in (signal.SIGINT, signal.SIGTERM):  # Slurm sends USR2, then TERM: that is no impatience
+            self._stop_asked_s = self._stop_asked_s or now_s
         name = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         self.half.ask_to_stop(name, now=is_second and number in (signal.SIGINT, signal.SIGTERM))
 
@@ -123,7 +125,7 @@ class Agent:
         folder = self.node.folder
         if folder.path is None and self.node.ranks and verdict.exit_code not in (Exit.FINISHED, Exit.USAGE):
             self.node.folder_is(self.options.runs_dir / f"failed-{verdict.start_id or self.node.start_id}")
-        if verdict.exit_code == Exit.USAGE:
+        if verdict.exit_code == Exit.USAGE and self.node.starts <= 1:
             folder.discard()
         elif self.node.ranks:
             folder.conclude(verdict.as_dict(), replace=self.options.node_rank == 0)

@@ -39,6 +39,7 @@ class Folder:
         """This is the folder. Raises UsageError where another job's agent of this node rank has it."""
         self.path = path
         self._hold()
+        self.forget_verdict()
         for name, text in self._waiting:
             self._append(name, text)
         self._waiting = []
@@ -86,10 +87,16 @@ class Folder:
             self.write("verdict.json", verdict)
 
     def discard(self) -> None:
-        """Nothing was trained: a folder that was not there before goes again, after what is queued for it."""
+        """Nothing was started: what the agent put into a new folder goes again; what ranks put there stays."""
         if self.path is not None and self._is_new:
             path, self.path = self.path, None
-            self._writer.put(0, lambda: shutil.rmtree(path, ignore_errors=True))
+            self._writer.put(0, lambda: _take_back(path))
+
+    def forget_verdict(self) -> None:
+        """The run goes on: what is said of its end is not true any more."""
+        if self.path is not None:
+            with contextlib.suppress(OSError):
+                (self.path / "verdict.json").unlink()
 
     def take_stop_file(self) -> bool:
         """Whether somebody put a STOP file there; it is gone then."""
@@ -107,6 +114,17 @@ class Folder:
             return
         path = self.path / name
         self._writer.put(0, lambda: _append(path, text))
+
+
+def _take_back(path: Path) -> None:
+    """Remove the agents' own files, and the folder if that leaves it empty."""
+    if (path / "environment.json").exists():  # a run of ours has begun there
+        return
+    shutil.rmtree(path / "logs", ignore_errors=True)
+    for file in (path / "plan.json", path / "events.jsonl", path / ".lock", *path.glob(".agent*.lock")):
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        path.rmdir()
 
 
 def _append(path: Path, text: str) -> None:

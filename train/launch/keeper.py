@@ -174,7 +174,7 @@ def keep(pipe: int, agent: int) -> None:
     with os.fdopen(pipe, encoding="utf-8", errors="surrogateescape") as lines:
         for line in lines:
             word, _, rest = line.rstrip("\n").partition(" ")
-            if word == "start":
+            if word == "start" and rest.startswith("/"):
                 running.add(rest)
                 folders.add(rest)
             elif word == "session":

@@ -29,6 +29,7 @@ from train.seam import HEARTBEAT_FILE, Exit
 
 _SHARED_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 << 20  # noqa: S108 - a folder of our own is made in it
 KILL_AFTER_S = 2.0
+MOST_KEEPERS = 10
 FLIGHT_S, STACK_S = 2.0, 1.0
 
 
@@ -66,6 +67,8 @@ class Node:
         self.start_id = ""
         self._aside: Path | None = None
         self._end: asyncio.Task[None] | None = None
+        self.starts = 0
+        """How often ranks were started."""
         self._at_once = self._aborting = self._stopping = False
         self._paused: list[Rank] = []
         self._beat_s = 0.0
@@ -95,6 +98,8 @@ class Node:
         self.start_id, self._end = message["start_id"], None
         self._at_once = self._aborting = self._stopping = False
         self._remove_aside()
+        self.folder.forget_verdict()
+        self.starts += 1
         plan = self.terms.plan
         place = Place(
             node_rank=self.node_rank,
@@ -118,8 +123,8 @@ class Node:
             self._keeper.say(f"start {self._aside}")
             for local_rank in range(place.nproc):
                 self._start_rank(place, local_rank)
-        except OSError as error:
-            words = f"cannot start {self.terms.command[0]!r}: {error.strerror or error}"
+        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            words = f"cannot start {self.terms.command[0]!r}: {getattr(error, 'strerror', None) or error}"
             self._tell({"kind": "failed", "words": words, "exit_code": int(Exit.USAGE)})
         if self.folder.path is not None:
             self._move_logs()
@@ -164,14 +169,12 @@ class Node:
             rank.output.is_shown = False  # the stacks of all its threads: for the log
             rank.signal_program(signal.SIGABRT)
         await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in mute), STACK_S)
-        evidence = {}
         for rank in self.ranks:
             if rank.pipe >= 0:
                 rank.read()
             found = {**rank.evidence(), "state": told[rank.rank]}
             self.folder.write(f"evidence/{self.start_id}-rank{rank.rank}.json", found)
-            evidence[rank.rank] = shortened(found)
-        self._tell({"kind": "evidence", "ranks": evidence})
+            self._tell({"kind": "evidence", "ranks": {rank.rank: shortened(found)}})  # one by one: messages are limited
 
     def _own(self) -> list[Rank]:
         return [rank for rank in self.ranks if rank.page.read().is_ours]
@@ -193,6 +196,8 @@ class Node:
             rank.kill(signal.SIGKILL)
         left = await asyncio.to_thread(keeper.end_all, lambda: keeper.descendants(os.getpid()) - {self._keeper.pid})
         for rank in ranks:
+            if rank.code is not None:
+                self._report(rank)  # who waited for its session does not any more
             if rank.pipe >= 0:
                 rank.read()
                 asyncio.get_running_loop().remove_reader(rank.pipe)
@@ -215,6 +220,7 @@ class Node:
         task = asyncio.get_running_loop().create_task(what)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(tell_of_error)
 
     # What happens here.
 
@@ -231,13 +237,15 @@ class Node:
         by_pid = {rank.pid: rank for rank in self.ranks}
         for pid, code in reap():
             if pid == self._keeper.pid:
-                self._keeper.start()
-                sessions = (f"session {rank.pid}" for rank in self.ranks if rank.code is None)
-                self._keeper.say(f"start {self._aside}", *sessions)
+                if not self._keeper.start():
+                    self._console.say("the keeper ends again and again: after a kill -9 of this agent, ranks may stay")
+                if self._aside is not None:
+                    sessions = (f"session {rank.pid}" for rank in self.ranks if rank.code is None)
+                    self._keeper.say(f"start {self._aside}", *sessions)
             elif pid in by_pid:
                 rank = by_pid[pid]
                 rank.ended(code)
-                if self._stopping and self._end is None and keeper.session_of(rank.pid):
+                if rank.is_shell and self._stopping and self._end is None and keeper.session_of(rank.pid):
                     self._run(self._wait_for_session(rank))
                 else:
                     self._report(rank)
@@ -249,6 +257,9 @@ class Node:
         self._report(rank)
 
     def _report(self, rank: Rank) -> None:
+        if rank.is_reported:
+            return
+        rank.is_reported = True
         if rank.pipe >= 0:
             rank.read()  # its last words, before it is judged
             rank.output.finish()
@@ -276,7 +287,8 @@ class Node:
         for rank in self.ranks:
             status, over_s = rank.status(awake_since_s)
             rows.append([rank.rank, status.is_ours, status.step, status.phase, status.saved_step, over_s])
-        quiet_s = min((time.monotonic() - rank.output.heard_s for rank in self.ranks), default=0.0)
+        now_s = time.monotonic()
+        quiet_s = min((now_s - max(rank.output.heard_s, awake_since_s) for rank in self.ranks), default=0.0)
         self._tell({"kind": "beat", "ranks": rows, "quiet_s": round(quiet_s, 1)})
         if self.folder.take_stop_file():
             self._tell({"kind": "stop", "by": "the STOP file", "now": False})
@@ -322,10 +334,15 @@ class KeeperPipe:
     def __init__(self) -> None:
         self.pid = 0
         self._pipe = -1
+        self._starts = 0
         self.start()
 
-    def start(self) -> None:
-        """Start a keeper; also anew, when somebody has killed it."""
+    def start(self) -> bool:
+        """Start a keeper; also anew, when somebody has killed it, but no more than a few times: False then."""
+        self._starts += 1
+        if self._starts > MOST_KEEPERS:
+            self.pid = 0
+            return False
         if self._pipe >= 0:
             os.close(self._pipe)
         reading, self._pipe = os.pipe2(os.O_CLOEXEC)
@@ -342,6 +359,7 @@ class KeeperPipe:
         started.returncode = 0  # reaped by the agent
         os.close(reading)
         self.pid = started.pid
+        return True
 
     def say(self, *lines: str) -> None:
         """Tell it."""
@@ -352,6 +370,13 @@ class KeeperPipe:
 def is_ours(command: tuple[str, ...]) -> bool:
     """Whether the command is `python -m train run`, which stops by its page and chooses the run folder itself."""
     return ("train", "run") in pairwise(command)
+
+
+def tell_of_error(task: asyncio.Task[Any]) -> None:
+    """A task that nobody waits for: its error is told as one of a callback, and so ends the job."""
+    if not task.cancelled() and task.exception() is not None:
+        words = {"message": "error in a task", "exception": task.exception(), "handle": task}
+        asyncio.get_running_loop().call_exception_handler(words)
 
 
 def _has_room(folder: Path) -> bool:

@@ -47,13 +47,15 @@ class Rank:
         self.output = output
         self.pid = 0
         self.pipe = -1
+        self.is_reported = False
+        """Whether agent 0 was told of its end."""
         self.code: int | None = None
         """Its exit code; minus the number of the signal that killed it. None while it lives."""
         self._is_ours = is_ours
         self._born_s = time.monotonic()
         self._counters: list[Path] = []
         self._kills = 0
-        self._is_shell = False
+        self.is_shell = False
         self._steps: deque[float] = deque(maxlen=64)
         self._seen = (0, 0.0)
 
@@ -89,7 +91,7 @@ class Rank:
             os.close(writing)
         started.returncode = 0  # reaped by the agent, not by subprocess
         self.pid, self.pipe = started.pid, reading
-        self._is_shell = Path(command[0]).name in _SHELLS
+        self.is_shell = Path(command[0]).name in _SHELLS
         self._counters = memory.counters(self.pid)
         self._kills = memory.kills(self._counters)
         self._born_s = time.monotonic()
@@ -135,7 +137,7 @@ class Rank:
 
     def ended(self, code: int) -> None:
         """It has ended, with this exit code or minus the signal. A shell tells its program's signal as 128 and more."""
-        told_by_shell = self._is_shell and 128 < code <= 128 + signal.SIGRTMAX
+        told_by_shell = self.is_shell and 128 < code <= 128 + signal.SIGRTMAX
         self.code = 128 - code if told_by_shell else code
 
     def status(self, awake_since_s: float) -> tuple[Status, float]:

@@ -98,7 +98,7 @@ class Node:
         self.start_id, self._end = message["start_id"], None
         self._at_once = self._aborting = self._stopping = False
         self._remove_aside()
-        self.folder.forget_verdict()
+        self.folder.forget_verdict(self.start_id)
         self.starts += 1
         plan = self.terms.plan
         place = Place(
@@ -171,7 +171,7 @@ class Node:
         await _until(lambda: all(r.code is not None or told[r.rank] == "T" for r in mute), STACK_S)
         for rank in self.ranks:
             if rank.pipe >= 0:
-                rank.read()
+                rank.read(most_bytes=1 << 20)
             found = {**rank.evidence(), "state": told[rank.rank]}
             self.folder.write(f"evidence/{self.start_id}-rank{rank.rank}.json", found)
             self._tell({"kind": "evidence", "ranks": {rank.rank: shortened(found)}})  # one by one: messages are limited
@@ -199,7 +199,7 @@ class Node:
             if rank.code is not None:
                 self._report(rank)  # who waited for its session does not any more
             if rank.pipe >= 0:
-                rank.read()
+                rank.read(most_bytes=1 << 20)
                 asyncio.get_running_loop().remove_reader(rank.pipe)
                 rank.close()
             rank.output.log.close()
@@ -261,7 +261,7 @@ class Node:
             return
         rank.is_reported = True
         if rank.pipe >= 0:
-            rank.read()  # its last words, before it is judged
+            rank.read(most_bytes=1 << 20)  # its last words, before it is judged
             rank.output.finish()
         gpus = Path("/dev/nvidia0").exists()
         report = rank.end_report(gpu=self.ranks.index(rank) if gpus else None)
@@ -271,7 +271,7 @@ class Node:
         """Time has passed: look after the run folder, and each second tell how far the ranks are."""
         self._awake_since_s = awake_since_s
         if self.folder.path is None:
-            self._look_for_folder()
+            self.look_for_folder()
         if self._paused and not self._logs.is_full:
             for rank in self._paused:
                 if rank.pipe >= 0:
@@ -280,6 +280,7 @@ class Node:
         if now_s - self._beat_s < 1.0:
             return
         self._beat_s = now_s
+        self._keeper.say("beat")
         if self._heartbeat is not None:
             with contextlib.suppress(OSError):
                 self._heartbeat.touch()
@@ -300,7 +301,8 @@ class Node:
         """This host's name, as people know it."""
         return self.terms.name_of(self.node_rank) or socket.gethostname()
 
-    def _look_for_folder(self) -> None:
+    def look_for_folder(self) -> None:
+        """Whether a rank of ours has told by now where the run folder is."""
         for rank in self.ranks:
             path = rank.run_folder()
             if path is not None:
@@ -309,7 +311,7 @@ class Node:
 
     def folder_is(self, path: Path) -> None:
         """This is the run folder: logs go there."""
-        self.folder.is_at(path)
+        self.folder.is_at(path, self.start_id)
         self._run_id = path.name  # also after a restart
         if self.node_rank == 0:
             self.folder.write("plan.json", {**self.terms.plan.as_dict(), "command": list(self.terms.command)})

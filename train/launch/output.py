@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -31,7 +31,7 @@ class Writer:
         self._ready = threading.Condition()
         self._closing = False
         self.left_out = 0
-        """Jobs that found no room."""
+        """Lines that found no room."""
         self._thread = threading.Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
@@ -40,11 +40,11 @@ class Writer:
         """Whether more than half of the room is taken."""
         return self._bytes > _QUEUED_BYTES // 2
 
-    def put(self, size: int, job: Callable[[], None]) -> None:
-        """Queue a job that writes `size` bytes; never waits."""
+    def put(self, size: int, job: Callable[[], None], *, lines: int = 1) -> None:
+        """Queue a job that writes `size` bytes, so many lines; never waits."""
         with self._ready:
-            if self._bytes + size > _QUEUED_BYTES:
-                self.left_out += 1
+            if size and self._bytes + size > _QUEUED_BYTES:
+                self.left_out += lines
                 return
             self._bytes += size
             self._jobs.append((size, job))
@@ -83,9 +83,9 @@ class Console:
         """A line of the agent itself."""
         self.line("".join(f"muster: {line}\n" for line in words.splitlines()).encode())
 
-    def line(self, text: bytes) -> None:
-        """Lines as they are, with their ends."""
-        self._writer.put(len(text), lambda: _write_all(text))
+    def line(self, text: bytes, *, count: int = 1) -> None:
+        """So many lines as they are, with their ends."""
+        self._writer.put(len(text), lambda: _write_all(text), lines=count)
         if self._writer.left_out - self._reported >= 1000:
             self._reported = self._writer.left_out
             self.say(f"{self._reported} lines were left out here: the console does not take them; the logs have all")
@@ -121,11 +121,12 @@ class RankLog:
         self._file: IO[bytes] | None = None
         self._failed = False
 
-    def line(self, text: bytes) -> None:
-        """Add a line, with the time."""
+    def lines(self, lines: Sequence[bytes]) -> None:
+        """Add lines, with the time."""
         now = time.time()
         stamp = f"{time.strftime('%F %T', time.localtime(now))}.{int(now % 1 * 1000):03} ".encode()
-        self._writer.put(len(text), lambda: self._do(lambda: self._append(stamp + text)))
+        text = b"".join([stamp + line + b"\n" for line in lines])
+        self._writer.put(len(text), lambda: self._do(lambda: self._append(text)), lines=len(lines))
 
     def move(self, to: Path) -> None:
         """From here on the log is there, with all that it holds already."""
@@ -139,7 +140,8 @@ class RankLog:
         if self._file is None:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._file = self._path.open("ab", buffering=0)
-        self._file.write(text)
+        while text:  # of a disk that is nearly full it may take a part
+            text = text[self._file.write(text) :]
 
     def _move(self, to: Path) -> None:
         self._close()
@@ -162,6 +164,7 @@ class RankLog:
                 self._complain(f"cannot write {self._path}: {error.strerror}; its lines are on the console only")
 
 
+_DUMP = b"Fatal Python error:"
 _OF_A_DUMP = re.compile(r'  File "|  \.\.\.|  <|(Current t|T)hread 0x|Extension modules:|Python runtime state:|$')
 """A line that faulthandler writes after `Fatal Python error: …`."""
 
@@ -196,28 +199,34 @@ class RankOutput:
         if len(self._rest) > LONGEST_LINE_BYTES:
             lines.append(self._rest)
             self._rest = b""
-        shown = b""
-        for line in lines:
-            shown += self._take(line)
-        if shown:
-            self._console.line(shown)
+        if lines:
+            self._take(lines)
 
     def finish(self) -> None:
         """The rank is gone: what it left without a line's end."""
         if self._rest:
             self.feed(b"\n")
 
-    def _take(self, line: bytes) -> bytes:
-        log_only = line.startswith(LOG_ONLY.encode())
-        line = line.removeprefix(LOG_ONLY.encode())
-        self.log.line(line + b"\n")
-        words = line.decode("utf-8", "replace")
-        if self._is_dumping and _OF_A_DUMP.match(words):
-            self.stack.append(words[:400])  # not to the last lines: it would push out what was said before
-        else:
-            self._is_dumping = words.startswith("Fatal Python error:")
+    def _take(self, lines: list[bytes]) -> None:
+        """All that came at once: a rank may write faster than lines can be looked at one by one."""
+        mark = LOG_ONLY.encode()
+        bare = [line.removeprefix(mark) for line in lines]
+        self.log.lines(bare)
+        self._remember(bare)
+        shown = [line for line in lines if not line.startswith(mark)] if self.is_shown else []
+        if shown:
+            self._console.line(b"".join([self._prefix + line + b"\n" for line in shown]), count=len(shown))
+
+    def _remember(self, lines: list[bytes]) -> None:
+        if not self._is_dumping and not any(line.startswith(_DUMP) for line in lines):
+            lines = [line for line in lines if line.strip()][-LAST_LINES:]
+        for line in lines:
+            words = line.decode("utf-8", "replace")
+            if self._is_dumping and _OF_A_DUMP.match(words):
+                self.stack.append(words[:400])  # not to the last lines: it would push out what was said before
+                continue
+            self._is_dumping = line.startswith(_DUMP)
             if self._is_dumping:
                 self.stack = [words[:400]]
             if words.strip():
                 self.last.append(words[:400])
-        return b"" if log_only or not self.is_shown else self._prefix + line + b"\n"

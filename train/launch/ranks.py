@@ -96,12 +96,12 @@ class Rank:
         self._kills = memory.kills(self._counters)
         self._born_s = time.monotonic()
 
-    def read(self) -> bool:
+    def read(self, *, most_bytes: int = 1 << 16) -> bool:
         """Take what it wrote, without waiting; False at the end of its output.
 
-        No more than a megabyte: one that never stops writing must not keep the agent from all else.
+        No more than so much: one that never stops writing must not keep the agent from all else.
         """
-        for _ in range(16):
+        for _ in range(most_bytes >> 16):
             try:
                 data = os.read(self.pipe, 1 << 16)
             except BlockingIOError:
@@ -170,6 +170,7 @@ class Rank:
             "kind": "rank_ended",
             "rank": self.rank,
             "code": self.code,
+            "is_ours": status.is_ours,
             "step": status.step if status.is_ours and status.step else None,
             "saved_step": status.saved_step,
             "oom": self.code == -signal.SIGKILL and memory.kills(self._counters) > self._kills,

@@ -83,7 +83,7 @@ class Host:
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}-itself\n{names}")
         self._switch = switch
         assert _V2 is not None
-        self._group = _V2 / f"muster-lab-{secrets.token_hex(6)}"
+        self._group = _V2 / f"muster-lab-{os.getpid()}-{secrets.token_hex(4)}"
         self._group.mkdir()
         self._memory: Path | None = None
         # Dies with the thread that runs the tests (--pdeathsig), and then everything on the host does (--kill-child).
@@ -304,6 +304,7 @@ class Lab:
 
     def __init__(self, count: int, folder: Path) -> None:
         self.folder = folder
+        _sweep()
         self._switch = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "unshare", "--net", "sh", "-c",
              "ip link add bridge type bridge && ip link set bridge up && echo up && exec sleep infinity"],
@@ -390,6 +391,15 @@ def until(condition: Callable[[], Any], timeout_s: float) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it never came to that"
         time.sleep(0.01)
+
+
+def _sweep() -> None:
+    """Remove the control groups of labs whose tests were killed: all else of them went with the tests."""
+    for parent in filter(None, (_V2, _V1_MEMORY)):
+        for group in parent.glob("muster-lab-*"):
+            owner = group.name.split("-")[2]
+            if not Path(f"/proc/{owner}").exists():
+                _is_removed(group)
 
 
 def _is_removed(group: Path) -> bool:

@@ -239,6 +239,7 @@ def _set_interface(me: Identity, config: RuntimeConfig, *, spans_hosts: bool) ->
     for variable in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         given = os.environ.get(variable)
         if given and not config.interface:
-            log.info(f"{variable}={given} is set: taken as it is")
+            if me.source != "agent":  # which has chosen it itself, or said so
+                log.info(f"{variable}={given} is set: taken as it is")
         elif name:
             os.environ[variable] = name

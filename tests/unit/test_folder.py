@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.hosts import until
 from tests.ranks import ROOT, clean_environment
 from train.errors import UsageError
 from train.launch.folder import Folder
@@ -116,18 +117,15 @@ def test_a_stop_file_is_taken_once(desk: Desk) -> None:
 
 
 def test_agent_0s_verdict_replaces_and_anothers_yields(desk: Desk) -> None:
-    first, second = desk.folder(0), desk.folder(1)
-    second.conclude({"by": 1}, replace=False)
+    first, second, third = desk.folder(0), desk.folder(1), desk.folder(2)
+    file = desk.path / "verdict.json"
+    second.conclude({"by": 1, "start_id": "now"}, replace=False)
+    until(file.exists, 10)
+    third.conclude({"by": 2, "start_id": "now"}, replace=False)
+    first.conclude({"by": 0, "start_id": "now"}, replace=True)
     desk.settle()
-    first = desk.folder(2)  # the old writers are closed
-    assert json.loads((desk.path / "verdict.json").read_text()) == {"by": 1}
-    first.conclude({"by": 2}, replace=False)
-    desk.settle()
-    assert json.loads((desk.path / "verdict.json").read_text()) == {"by": 1}
-    third = desk.folder(3)
-    third.conclude({"by": 3}, replace=True)
-    desk.settle()
-    assert json.loads((desk.path / "verdict.json").read_text()) == {"by": 3}
+    assert json.loads(file.read_text()) == {"by": 0, "start_id": "now"}
+    desk.folder(3).forget_verdict("now")  # somebody who comes late to the same start leaves it
     assert not list(desk.path.glob("*.tmp")) + list(desk.path.glob(".*.tmp"))
 
 

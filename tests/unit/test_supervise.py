@@ -314,11 +314,20 @@ def test_a_foreign_status_is_a_failed_rank(status: int) -> None:
     assert (verdict.exit_code, verdict.cause) == (5, f"rank 1 (node1) failed: it ended with status {status}")
 
 
+def test_a_foreign_75_that_nobody_asked_for_is_a_failed_rank() -> None:
+    """Slurm's scripts would start it again for ever."""
+    job = Job()
+    job.rank_ends(0, 0)
+    job.rank_ends(1, 75)
+    verdict = job.until_verdict()
+    assert (verdict.exit_code, verdict.cause) == (5, "rank 1 (node1) failed: it ended with status 75")
+
+
 @pytest.mark.parametrize(("codes", "expected"), [((0, 0), 0), ((75, 75), 75), ((0, 75), 75), ((75, 0), 75)])
 def test_ranks_that_end_well(codes: tuple[int, int], expected: int) -> None:
     job = Job()
     for rank, code in enumerate(codes):
-        job.rank_ends(rank, code, step=7, saved_step=7)
+        job.rank_ends(rank, code, step=7, saved_step=7, is_ours=True)
     verdict = job.until_verdict()
     assert verdict.exit_code == expected
     assert verdict.outcome == ("stopped" if expected else "finished")

@@ -16,8 +16,9 @@ from train.errors import UsageError
 from train.launch.clock import AwakeClock
 from train.launch.follow import Follower
 from train.launch.half import Half
+from train.launch.keeper_pipe import KeeperPipe
 from train.launch.lead import Leader
-from train.launch.node import KeeperPipe, Node
+from train.launch.node import Node
 from train.launch.options import NodeOptions, parse
 from train.launch.output import Console
 from train.launch.ranks import become_subreaper
@@ -123,8 +124,11 @@ class Agent:
 
     def _say_how_it_ended(self, verdict: Verdict) -> None:
         folder = self.node.folder
+        if folder.path is None:
+            self.node.look_for_folder()
         if folder.path is None and self.node.ranks and verdict.exit_code not in (Exit.FINISHED, Exit.USAGE):
-            self.node.folder_is(self.options.runs_dir / f"failed-{verdict.start_id or self.node.start_id}")
+            with contextlib.suppress(UsageError):  # it cannot be written: the console has all
+                self.node.folder_is(self.options.runs_dir / f"failed-{verdict.start_id or self.node.start_id}")
         if verdict.exit_code == Exit.USAGE and self.node.starts <= 1:
             folder.discard()
         elif self.node.ranks:

@@ -35,6 +35,12 @@ def died_of_stop(views: Iterable[RankView], failures: Sequence[Failure], asked_s
     return died and all_victims(failures) and failures[0].at_s >= asked_s
 
 
+def is_port_taken(cause: Failure, port: int) -> bool:
+    """Whether rank 0 found the port of this start in use: somebody was quicker."""
+    said = "\n".join([cause.words, *cause.evidence]).lower()
+    return cause.rank == 0 and not cause.step and str(port) in said and ("in use" in said or "eaddrinuse" in said)
+
+
 def nobody_came(
     names: Sequence[str], missing: Sequence[int], now_s: float, timeout_s: float, strangers: Sequence[str] = ()
 ) -> Failure:

@@ -13,6 +13,8 @@ from pathlib import Path
 
 from train import seam
 
+INTERFACE_VARIABLES = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+
 
 @dataclass(frozen=True)
 class Place:
@@ -53,7 +55,7 @@ def rank_environment(base: Mapping[str, str], place: Place, local_rank: int, pag
         "PYTHONUNBUFFERED": "1",
     }
     if place.interface:
-        defaults |= {"GLOO_SOCKET_IFNAME": place.interface, "NCCL_SOCKET_IFNAME": place.interface}
+        defaults |= dict.fromkeys(INTERFACE_VARIABLES, place.interface)
     told = {
         "RANK": str(rank),
         "LOCAL_RANK": str(local_rank),

@@ -35,11 +35,11 @@ class Folder:
         self._began_s = time.monotonic()
         self.path: Path | None = None
 
-    def is_at(self, path: Path) -> None:
+    def is_at(self, path: Path, start_id: str = "") -> None:
         """This is the folder. Raises UsageError where another job's agent of this node rank has it."""
         self.path = path
         self._hold()
-        self.forget_verdict()
+        self.forget_verdict(start_id)
         for name, text in self._waiting:
             self._append(name, text)
         self._waiting = []
@@ -92,11 +92,16 @@ class Folder:
             path, self.path = self.path, None
             self._writer.put(0, lambda: _take_back(path))
 
-    def forget_verdict(self) -> None:
-        """The run goes on: what is said of its end is not true any more."""
-        if self.path is not None:
-            with contextlib.suppress(OSError):
-                (self.path / "verdict.json").unlink()
+    def forget_verdict(self, start_id: str) -> None:
+        """The run goes on: what is said of its end is not true any more, unless it is of this very start."""
+        if self.path is None:
+            return
+        file = self.path / "verdict.json"
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            if start_id and json.loads(file.read_text(encoding="utf-8")).get("start_id") == start_id:
+                return
+        with contextlib.suppress(OSError):
+            file.unlink()
 
     def take_stop_file(self) -> bool:
         """Whether somebody put a STOP file there; it is gone then."""

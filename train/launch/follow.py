@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
+from typing import Any
 
 from train import network
+from train.errors import UsageError
 from train.launch import wire
 from train.launch.clock import LOST_AFTER_S
 from train.launch.endings import AFTER_A_LOSS, stopped_early
 from train.launch.half import Half, asleep
+from train.launch.node import tell_of_error
+from train.launch.options import is_name
 from train.launch.verdict import Verdict
 from train.launch.wire import Message, Wire, WireError
 from train.seam import Exit
@@ -36,6 +40,7 @@ class Follower(Half):
         self._heard_s = self.clock.tick()
         self.node.interface = network.interface_of(called.local_address)
         self._listening = asyncio.create_task(self._listen(called))
+        self._listening.add_done_callback(tell_of_error)
 
     def tell(self, message: Message) -> None:
         """By the wire."""
@@ -71,19 +76,26 @@ class Follower(Half):
             for port in ports:
                 if self._verdict.done():  # a stop request
                     return self._verdict.result()
+                call = wire.call(plan.master_addr, port, self.options.secret, self.greeting(), _ANSWER_S)
+                calling = asyncio.create_task(call)
+                either: list[asyncio.Future[Any]] = [calling, self._verdict]
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+                if not calling.done():  # a stop request
+                    calling.cancel()
+                    return self._verdict.result()
                 try:
-                    called, answer = await wire.call(
-                        plan.master_addr, port, self.options.secret, self.greeting(), _ANSWER_S
-                    )
+                    called, answer = calling.result()
                 except (OSError, EOFError, WireError, TimeoutError) as error:
                     seen[port] = str(error) or type(error).__name__
                     continue
-                if answer.get("refused"):
-                    called.abort()
-                    return Verdict("failed", Exit.USAGE, f"agent 0 refused this agent: {answer['refused']}")
-                self._leader = answer.get("host")
-                return called
-            await asyncio.sleep(_AGAIN_S)
+                if not answer.get("refused"):
+                    self._leader = answer.get("host")
+                    return called
+                called.abort()
+                seen[port] = str(answer["refused"])
+                if seen[port].startswith("--"):  # of this job, but started otherwise: no waiting will mend that
+                    return Verdict("failed", Exit.USAGE, f"agent 0 refused this agent: {seen[port]}")
+            await asyncio.wait([self._verdict], timeout=_AGAIN_S)
         told = "; ".join(f"port {port}: {why}" for port, why in list(seen.items())[:3])
         return Verdict(
             "failed",
@@ -100,12 +112,20 @@ class Follower(Half):
                 if message["kind"] == "verdict":
                     self.decide(Verdict(**message["verdict"]))
                     return
+                if message["kind"] == "start":
+                    self.node.start_id = message["start_id"]
                 if message["kind"] == "start" and message.get("run_id") and self.node.folder.path is None:
+                    if not is_name(message["run_id"]):
+                        raise WireError(f"a run called {message['run_id']!r}")
                     self.node.folder_is(self.options.runs_dir / message["run_id"])
                 self.node.obey(message)
         except (EOFError, OSError):
             self._orphaned("the connection to its agent ended (the agent or its host was killed or rebooted)")
-        except (WireError, KeyError, TypeError, ValueError) as error:
+        except UsageError as error:  # the run folder cannot be written here
+            self._wire = called
+            self.tell({"kind": "failed", "words": "; ".join(error.problems), "exit_code": int(Exit.USAGE)})
+            await self._listen(called)
+        except (WireError, KeyError, TypeError, ValueError, OverflowError) as error:
             self._orphaned(f"it sent what cannot be understood ({error})")
 
     def _orphaned(self, why: str) -> None:
@@ -115,4 +135,6 @@ class Follower(Half):
         if self.clock.slept_s and time.monotonic() - self.clock.awake_since_s < LOST_AFTER_S:
             name, node_rank, why = self.node.name, self.node.node_rank, asleep(self.clock.slept_s)
         words = f"host {name} (node rank {node_rank}) was lost: {why}"
-        self.decide(Verdict("failed", Exit.HOST_LOST, words, name, node_rank, advice=AFTER_A_LOSS))
+        start_id = self.node.start_id or None
+        lost = Verdict("failed", Exit.HOST_LOST, words, name, node_rank, advice=AFTER_A_LOSS, start_id=start_id)
+        self.decide(lost)

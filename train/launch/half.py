@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import os
 import socket
+import sys
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 from train import __version__
@@ -73,11 +78,27 @@ class Half(ABC):
         return {
             "node_rank": self.options.node_rank,
             "nnodes": len(self.terms.plan.hosts),
-            "nproc": self.terms.plan.hosts[self.options.node_rank].slots,
+            "slots": slots_words(host.slots for host in self.terms.plan.hosts),
+            "job": self._job(),
             "host": socket.gethostname(),
             "agent": self._mark,
             "version": __version__,
         }
+
+    def _job(self) -> str:
+        """What tells this job from another one with the same secret: equal on all its agents."""
+        plan, command = self.terms.plan, list(self.terms.command)
+        if command[:1] == [sys.executable]:  # it may lie elsewhere on another host
+            command[0] = "python"
+        told = json.dumps([command, self.options.run_id, plan.master_addr, plan.master_ports[0]])
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+
+def slots_words(slots: Iterable[int]) -> str:
+    """Ranks a host, as `--nproc-per-node` takes them, equal ones together: `8(x4),4`."""
+    counts = [(count, len(list(same))) for count, same in groupby(slots)]
+    words = ",".join(str(count) if times == 1 else f"{count}(x{times})" for count, times in counts)
+    return words if len(words) <= 200 else f"{words[:200]}… {hashlib.sha256(words.encode()).hexdigest()[:16]}"
 
 
 def asleep(slept_s: float) -> str:

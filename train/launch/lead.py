@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Iterable
@@ -25,6 +26,7 @@ from train.launch.wire import Message, SecretError, Wire, WireError
 
 _PENDING = 256
 _STRANGERS_TOLD = 20
+ANOTHER_JOB = "the agent there belongs to another job: another command, --run-id, --master-addr or --master-port"
 
 
 class Leader(Half):
@@ -140,12 +142,17 @@ class Leader(Half):
         if not isinstance(node_rank, int):
             writer.transport.abort()
             return
-        refusal = self.supervisor.join(node_rank, greeting, self.clock.now())
+        is_ours = greeting.get("job") == self.greeting()["job"]
+        refusal = self.supervisor.join(node_rank, greeting, self.clock.now()) if is_ours else ANOTHER_JOB
         peer_wire = wire.answer(reader, writer, key, {"refused": refusal, "host": self.node.name})
         if refusal is not None:
-            self.console.say(f"an agent on {greeting.get('host')} was refused: {refusal}")
+            self._note_stranger(writer, f"{greeting.get('host')}: {refusal}", has_secret=True)
             await peer_wire.close()
+            self._soon()
             return
+        before = self._wires.pop(node_rank, None)
+        if before is not None:  # it calls again
+            before.abort()
         self._wires[node_rank] = peer_wire
         if self.node.interface is None:
             self.node.interface = network.interface_of(peer_wire.local_address)
@@ -170,7 +177,7 @@ class Leader(Half):
                     self._soon()
         except (EOFError, OSError):
             why = "the connection of its agent ended (the agent or its host was killed or rebooted)"
-        except (WireError, KeyError, TypeError, ValueError, AssertionError) as error:
+        except (WireError, KeyError, TypeError, ValueError, OverflowError) as error:
             why = f"its agent sent what cannot be understood ({type(error).__name__}: {error})"
         peer.abort()
         if self._wires.get(node_rank) is peer:
@@ -201,7 +208,19 @@ class Leader(Half):
             self._reservation = socket.socket(socket.AF_UNIX)
             with contextlib.suppress(OSError):
                 self._reservation.bind(f"\0muster-master-port-{port}")
-                with socket.create_server(("", port), backlog=1):
+                if _is_free(port):
                     return port
             self._reservation.close()
         raise UsageError(f"none of the ports {', '.join(map(str, ports))} is free: give another --master-port")
+
+
+def _is_free(port: int) -> bool:
+    """Whether nobody listens there, by IPv4 or IPv6."""
+    families = (socket.AF_INET, socket.AF_INET6) if socket.has_ipv6 else (socket.AF_INET,)
+    for family in families:
+        try:
+            socket.create_server(("", port), family=family, backlog=1).close()
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return False
+    return True

@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -19,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from train.launch import keeper
-from train.launch.environment import Place, rank_environment
+from train.launch.environment import INTERFACE_VARIABLES, Place, rank_environment
 from train.launch.folder import Folder
+from train.launch.keeper_pipe import KeeperPipe
 from train.launch.output import Console, RankLog, RankOutput, Writer
 from train.launch.ranks import Rank, reap, shortened
 from train.launch.views import Terms
@@ -29,7 +29,6 @@ from train.seam import HEARTBEAT_FILE, Exit
 
 _SHARED_MEMORY, _ROOM_BYTES = Path("/dev/shm"), 4 << 20  # noqa: S108 - a folder of our own is made in it
 KILL_AFTER_S = 2.0
-MOST_KEEPERS = 10
 FLIGHT_S, STACK_S = 2.0, 1.0
 
 
@@ -117,6 +116,10 @@ class Node:
             interface=self.interface,
         )
         self.ranks = []
+        chosen = {name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)}
+        if place.interface and chosen:
+            said = ", ".join(f"{name}={value}" for name, value in chosen.items())
+            self._console.say(f"{said}: taken as set, though the way to the other hosts is by {place.interface}")
         try:
             where = _SHARED_MEMORY if _has_room(_SHARED_MEMORY) else None
             self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
@@ -328,45 +331,6 @@ class Node:
         """Nothing is left to do: let the log be written to its end."""
         self._remove_aside()
         self._logs.close(5.0)
-
-
-class KeeperPipe:
-    """The agent's end of the pipe to its keeper."""
-
-    def __init__(self) -> None:
-        self.pid = 0
-        self._pipe = -1
-        self._starts = 0
-        self.start()
-
-    def start(self) -> bool:
-        """Start a keeper; also anew, when somebody has killed it, but no more than a few times: False then."""
-        self._starts += 1
-        if self._starts > MOST_KEEPERS:
-            self.pid = 0
-            return False
-        if self._pipe >= 0:
-            os.close(self._pipe)
-        reading, self._pipe = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(os.getpid())]
-        # A session of its own: what ends the agent's process group must not end its keeper.
-        started = subprocess.Popen(  # noqa: S603
-            command,
-            pass_fds=[reading],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        started.returncode = 0  # reaped by the agent
-        os.close(reading)
-        self.pid = started.pid
-        return True
-
-    def say(self, *lines: str) -> None:
-        """Tell it."""
-        with contextlib.suppress(OSError):  # it was killed: `children_ended` starts another
-            os.write(self._pipe, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
 
 def is_ours(command: tuple[str, ...]) -> bool:

@@ -18,6 +18,8 @@ from train.seam import RUN_ID, RUNS_DIR, SECRET_FILE
 
 DEFAULT_PORT = 29500  # torchrun's and the tutorial's own
 _SHORTEST_SECRET = 16
+_MOST_HOSTS, _MOST_RANKS = 100_000, 4096
+_LONGEST_S = 1e9
 
 EPILOG = """examples:
   one host, four ranks:
@@ -58,15 +60,21 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> NodeOptions:
     if not command:
         problems.append("what to run is missing: -- run --config ddp, or -- python my_script.py")
     problems += _misplaced(found, nnodes)
+    run_id = found.run_id or env.get(RUN_ID) or None
+    if run_id is not None and not is_name(run_id):
+        named = "--run-id" if found.run_id else RUN_ID
+        problems.append(f"{named} {run_id!r} must be the name of a folder, not a path")
     slots = _slots(found.nproc_per_node, nnodes, env, problems)
+    if found.die_with_stdin and not _can_end(0):
+        problems.append("--die-with-stdin: standard input is no pipe, socket or terminal, so nobody can end it")
     plan = None if problems else _plan(found, nnodes, slots, problems)
     if not problems and nnodes > 1 and found.node_rank and is_loopback(found.master_addr):
         problems.append(f"--master-addr {found.master_addr} is this host itself: give an address of host 0")
     secret = b"" if nnodes == 1 or problems else _secret(found.secret_stdin, env, problems)
     for name in ("join_timeout_s", "grace_s", "idle_timeout_s", "time_limit_s", "max_restarts"):
         value = getattr(found, name)
-        if value is not None and value < 0:
-            problems.append(f"--{name.replace('_', '-')} {value:g} must not be negative")
+        if value is not None and not 0 <= value < _LONGEST_S:
+            problems.append(f"--{name.replace('_', '-')} {value:g} must be a number from 0 to {_LONGEST_S:g}")
     if problems:
         raise UsageError(problems)
     assert plan is not None
@@ -80,7 +88,6 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> NodeOptions:
         time_limit_s=found.time_limit_s,
         names_given=found.hosts is not None,
     )
-    run_id = found.run_id or env.get(RUN_ID) or None
     runs_dir = Path(found.runs_dir or env.get(RUNS_DIR) or "runs").absolute()
     return NodeOptions(terms, found.node_rank or 0, run_id, runs_dir, secret, found.die_with_stdin)
 
@@ -146,8 +153,8 @@ def _command(words: Sequence[str]) -> list[str]:
 
 def _misplaced(found: argparse.Namespace, nnodes: int) -> list[str]:
     problems = []
-    if nnodes < 1:
-        problems.append(f"--nnodes {nnodes} must be at least 1")
+    if not 1 <= nnodes <= _MOST_HOSTS:
+        problems.append(f"--nnodes {nnodes} must be from 1 to {_MOST_HOSTS}")
     if found.standalone and found.nnodes != 1:
         problems.append(f"--standalone and --nnodes {found.nnodes} contradict each other: give one of them")
     if nnodes > 1 and found.node_rank is None:
@@ -156,9 +163,12 @@ def _misplaced(found: argparse.Namespace, nnodes: int) -> list[str]:
         problems.append("--master-addr is missing: where the other hosts reach host 0")
     if nnodes >= 1 and found.node_rank is not None and not 0 <= found.node_rank < nnodes:
         problems.append(f"--node-rank {found.node_rank} must be from 0 to {nnodes - 1}, the number of hosts less 1")
-    if found.run_id and ("/" in found.run_id or found.run_id in (".", "..") or "\0" in found.run_id):
-        problems.append(f"--run-id {found.run_id!r} must be the name of a folder, not a path")
     return problems
+
+
+def is_name(run_id: str) -> bool:
+    """Whether a run's name is that of a folder within the runs folder, and not a way out of it."""
+    return run_id not in (".", "..") and not any(letter in "/\0" or ord(letter) < 32 for letter in run_id)
 
 
 def _slots(text: str, nnodes: int, env: Mapping[str, str], problems: list[str]) -> list[int]:
@@ -176,8 +186,8 @@ def _slots(text: str, nnodes: int, env: Mapping[str, str], problems: list[str]) 
         return []
     if len(slots) > 1 and len(slots) != nnodes:
         problems.append(f"--nproc-per-node {text} has {len(slots)} numbers for {nnodes} hosts: one, or one for each")
-    if any(count < 1 for count in slots):
-        problems.append(f"--nproc-per-node {text}: at least 1 rank a host")
+    if any(not 1 <= count <= _MOST_RANKS for count in slots):
+        problems.append(f"--nproc-per-node {text}: from 1 to {_MOST_RANKS} ranks a host")
     return slots * nnodes if len(slots) == 1 else slots
 
 
@@ -193,7 +203,7 @@ def _plan(found: argparse.Namespace, nnodes: int, slots: list[int], problems: li
     if len(names) != nnodes:
         problems.append(f"--hosts {found.hosts} has {len(names)} names for {nnodes} hosts")
         return None
-    master = found.master_addr or "127.0.0.1"
+    master = (found.master_addr or "127.0.0.1").removeprefix("[").removesuffix("]")  # IPv6, as in addresses with ports
     addresses = [master, *names[1:]]
     if nnodes > 1 and is_loopback(master) and found.node_rank == 0:
         # Host 0 may be known by a name that means itself there (Debian's 127.0.1.1); as an address it will not do.
@@ -240,11 +250,23 @@ def _line_of_stdin() -> bytes:
     """The first line, and not a byte more: the rest is not ours."""
     line = b""
     while len(line) < 4096 and not line.endswith(b"\n"):
-        byte = os.read(0, 1)
+        try:
+            byte = os.read(0, 1)
+        except OSError:  # it is closed
+            break
         if not byte:
             break
         line += byte
     return line
+
+
+def _can_end(descriptor: int) -> bool:
+    """Whether somebody holds the other end, and may let go of it."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(descriptor)
 
 
 def _nested(env: Mapping[str, str]) -> list[str]:

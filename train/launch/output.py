@@ -83,9 +83,9 @@ class Console:
         """A line of the agent itself."""
         self.line("".join(f"muster: {line}\n" for line in words.splitlines()).encode())
 
-    def line(self, text: bytes, *, count: int = 1) -> None:
-        """So many lines as they are, with their ends."""
-        self._writer.put(len(text), lambda: _write_all(text), lines=count)
+    def line(self, text: bytes) -> None:
+        """Lines as they are, with their ends."""
+        self._writer.put(len(text), lambda: _write_all(text), lines=text.count(b"\n"))
         if self._writer.left_out - self._reported >= 1000:
             self._reported = self._writer.left_out
             self.say(f"{self._reported} lines were left out here: the console does not take them; the logs have all")
@@ -215,7 +215,7 @@ class RankOutput:
         self._remember(bare)
         shown = [line for line in lines if not line.startswith(mark)] if self.is_shown else []
         if shown:
-            self._console.line(b"".join([self._prefix + line + b"\n" for line in shown]), count=len(shown))
+            self._console.line(b"".join([self._prefix + line + b"\n" for line in shown]))
 
     def _remember(self, lines: list[bytes]) -> None:
         if not self._is_dumping and not any(line.startswith(_DUMP) for line in lines):

@@ -22,6 +22,7 @@ from train.launch.endings import (
     hang,
     host_lost,
     how_it_stopped,
+    is_port_taken,
     nobody_came,
     stopped_early,
 )
@@ -35,7 +36,7 @@ EVIDENCE_S = 5.0
 ENDING_S = 15.0
 """So long for all to end; longer than `LOST_AFTER_S`, so that who is silent meanwhile may turn out to be the cause."""
 PORT_TRIES = 3
-_SPELLED = {"nnodes": "nnodes", "nproc": "nproc-per-node"}
+_SPELLED = {"version": "version", "nnodes": "nnodes", "slots": "nproc-per-node"}
 
 
 class Supervisor:
@@ -63,11 +64,13 @@ class Supervisor:
         self.verdict: Verdict | None = None
         self.start_id = ""
         self.restarts = 0
+        self._own: Message = {}
         self.strangers: dict[str, None] = {}
         """Addresses that called with another secret."""
         self._now_s = self._began_s = now_s
         self._beat_s = now_s
         self._ports_tried: list[int] = []
+        self._ports_lost = 0
         self._stop_by: str | None = None
         self._stop_s = 0.0
         self._cut_short: str | None = None
@@ -93,13 +96,16 @@ class Supervisor:
             return f"the job has begun without this agent, or has had an agent of node rank {node_rank} before"
         if not 0 <= node_rank < nnodes:
             return f"its node rank is {node_rank}, but there are {nnodes} hosts: 0 to {nnodes - 1}"
-        node, slots = self.nodes[node_rank], self.terms.plan.hosts[node_rank].slots
-        if node.host is not None and node.agent != greeting.get("agent"):  # the same one may call again
+        node = self.nodes[node_rank]
+        is_taken = node.host is not None and now_s - node.heard_s <= LOST_AFTER_S  # else it is gone: another may come
+        if is_taken and node.agent != greeting.get("agent"):  # the same one may call again
             return f"node rank {node_rank} has been taken by {node.host}: give each host a node rank of its own"
-        for what, mine in (("nnodes", nnodes), ("nproc", slots)):
+        self._own = self._own or greeting
+        for what in ("version", "nnodes", "slots"):
+            mine = self._own.get(what)
             if greeting.get(what) != mine:
                 host, advice = str(greeting.get("host")), "start all agents with the same"
-                words = f"--{_SPELLED[what]} is {greeting.get(what)} on {host}, but agent 0 has {mine} for it"
+                words = f"--{_SPELLED[what]} is {greeting.get(what)} on {host}, but {mine} on {self.name(0)}"
                 self._fail(Failure(Kind.NEVER_JOINED, now_s, words, Exit.USAGE, host, node_rank, advice=advice))
                 return words
         node.host, node.agent = str(greeting.get("host")), greeting.get("agent")
@@ -129,7 +135,7 @@ class Supervisor:
                 for rank in node.ranks.values():
                     rank.code = 0 if rank.code is None else rank.code
             case "evidence":
-                node.evidence = {int(rank): told for rank, told in message["ranks"].items()}
+                node.evidence = (node.evidence or {}) | {int(rank): told for rank, told in message["ranks"].items()}
             case "ended":
                 node.has_ended = True
 
@@ -251,7 +257,9 @@ class Supervisor:
         view.saved_step = max(view.saved_step, message.get("saved_step", -1))
         view.step = message["step"] or view.step
         self._record("rank ended", rank=message["rank"], host=self.name(node_rank), code=view.code)
-        if view.code in (Exit.FINISHED, Exit.STOPPED_SAVED) or message["by_us"]:
+        view.is_ours = view.is_ours or bool(message.get("is_ours"))
+        is_stop = view.code == Exit.STOPPED_SAVED and (self._stop_by is not None or view.is_ours)
+        if view.code == Exit.FINISHED or is_stop or message["by_us"]:
             return
         if self._stop_by is not None and -view.code in STOP_SIGNALS:
             return  # it knows nothing of stopping in good order: `how_it_stopped` says so
@@ -290,10 +298,12 @@ class Supervisor:
     def _watch(self) -> None:
         now_s, limit_s, idle_s = self._now_s, self.terms.time_limit_s, self.terms.idle_timeout_s
         all_gone = all(node.is_lost or node.is_through for node in self.nodes)
-        if limit_s is not None and self._stop_by is None and now_s - self._began_s > _stop_at_s(limit_s, self.terms):
+        if limit_s is not None and self._stop_by is None and now_s - self._began_s > self.terms.stop_after_s:
             self.stop(f"the time limit of {limit_s:g} s", now_s)
         if self._evidence_at_s is not None:
-            if now_s > self._evidence_at_s or all(n.is_lost or n.evidence is not None for n in self.nodes):
+            if now_s > self._evidence_at_s or all(
+                n.is_lost or len(n.evidence or ()) == len(n.ranks) for n in self.nodes
+            ):
                 self._judge_hang()
         elif idle_s is not None and min(node.quiet_s for node in self.nodes) > idle_s and not all_gone:
             self._ask_for_evidence(f"no rank said anything for {idle_s:g} s")
@@ -350,8 +360,8 @@ class Supervisor:
         """Whether the job is started once more."""
         if self._stop_by is not None or any(node.is_lost for node in self.nodes):
             return False
-        port_taken = self._is_port_taken(cause) and len(self._ports_tried) <= PORT_TRIES
-        if port_taken:
+        if is_port_taken(cause, self._ports_tried[-1]) and self._ports_lost < PORT_TRIES:
+            self._ports_lost += 1
             self._record("port taken", words=cause.words)
         elif cause.exit_code in (Exit.RANK_FAILED, Exit.HANG) and self.restarts < self.terms.max_restarts:
             self.restarts += 1
@@ -360,11 +370,6 @@ class Supervisor:
             return False
         self._start()
         return True
-
-    def _is_port_taken(self, cause: Failure) -> bool:
-        """Whether rank 0 found its port in use: somebody was quicker."""
-        said = "\n".join([cause.words, *cause.evidence]).lower()
-        return cause.rank == 0 and not cause.step and ("eaddrinuse" in said or "address already in use" in said)
 
     def _done(self, verdict: Verdict) -> None:
         self.stage = Stage.DONE
@@ -392,8 +397,3 @@ class Supervisor:
 
     def _all_saved(self) -> bool:
         return all(view.code in (Exit.FINISHED, Exit.STOPPED_SAVED) for view in self._views())
-
-
-def _stop_at_s(limit_s: float, terms: Terms) -> float:
-    """When to ask for the stop so that it is over by the limit."""
-    return max(limit_s / 2, limit_s - terms.grace_s)

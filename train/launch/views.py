@@ -33,6 +33,12 @@ class Terms:
     names_given: bool = False
     """The plan's host names are people's own; else a host is called what it calls itself."""
 
+    @property
+    def stop_after_s(self) -> float:
+        """When to ask for the stop so that it is over by the time limit."""
+        limit_s = self.time_limit_s or 0.0
+        return max(limit_s / 2, limit_s - self.grace_s)
+
     def name_of(self, node_rank: int) -> str | None:
         """The name people gave a host."""
         return self.plan.hosts[node_rank].name if self.names_given else None

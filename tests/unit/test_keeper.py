@@ -1,4 +1,9 @@
-"""Who belongs to a start, and that all of it ends when its agent vanishes: with real processes."""
+"""Who belongs to a start, and that all of it ends when its agent vanishes: with real processes.
+
+Whatever is found here is killed, and often by root: so first look that nothing but our own was found (`Stage.ours`).
+A keeper that took all processes of the machine for its own has once ended them all. Try a change of `members` in a
+PID namespace: `unshare --pid --fork --mount-proc`.
+"""
 
 from __future__ import annotations
 
@@ -31,6 +36,7 @@ class Stage:
         self.pids = folder / "pids"
         self.pids.mkdir()
         self.started: list[subprocess.Popen[bytes]] = []
+        self.own: set[int] = set()
 
     def start(self, script: str, **more: str) -> subprocess.Popen[bytes]:
         marks = {START_ID: "abc", STATUS_PAGE: str(self.folder / "rank0.page"), "PIDS": str(self.pids)}
@@ -39,6 +45,14 @@ class Stage:
         process = subprocess.Popen(command, env=environment, start_new_session=True)
         self.started.append(process)
         return process
+
+    def ours(self, found: set[int]) -> set[int]:
+        """These process ids, if they are all of what was started here."""
+        self.own |= {process.pid for process in self.started} | keeper.descendants(os.getpid())
+        self.own |= {int(path.read_text() or 0) for path in self.pids.iterdir()}
+        foreign = sorted(found - self.own)
+        assert not foreign, f"processes that are none of this test's would be killed: {foreign[:10]}"
+        return found
 
     def pid(self, name: str) -> int:
         """What a process wrote by `note(name)`."""
@@ -100,7 +114,7 @@ def test_what_a_rank_leaves_is_found(stage: Stage, kind: str) -> None:
     found = keeper.members({str(stage.folder)}, {rank.pid})
     assert {rank.pid, left} <= found
     assert os.getpid() not in found
-    assert keeper.end_all(lambda: keeper.members({str(stage.folder)}, {rank.pid})) == set()
+    assert keeper.end_all(lambda: stage.ours(keeper.members({str(stage.folder)}, {rank.pid}))) == set()
     assert not is_running(left)
     assert rank.wait(5) == -signal.SIGKILL
 
@@ -123,8 +137,8 @@ def test_nothing_gets_away_from_an_agent_that_takes_in_orphans(stage: Stage, kin
     left = stage.pid("left")
     stage.pid("agent")
     wait_for(lambda: len(keeper.descendants(agent.pid)) == 2)
-    assert left in keeper.descendants(agent.pid)
-    assert keeper.end_all(lambda: keeper.descendants(agent.pid)) == set()
+    assert left in stage.ours(keeper.descendants(agent.pid))
+    assert keeper.end_all(lambda: stage.ours(keeper.descendants(agent.pid))) == set()
     assert not is_running(left)
 
 
@@ -136,6 +150,16 @@ def test_other_starts_are_left_alone_even_with_the_same_id(stage: Stage, tmp_pat
     found = keeper.members({str(stage.folder)}, {os.getpid() + 10**6})
     assert found.isdisjoint({other.pid, bare.pid})
     assert keeper.members(set(), set()) == set()
+
+
+def test_what_ran_before_the_agent_is_never_found(stage: Stage) -> None:
+    """Not even with its mark and in its session."""
+    rank = stage.start(note("rank") + ASLEEP)
+    stage.pid("rank")
+    told = keeper.look_at(rank.pid)
+    assert told is not None
+    assert keeper.members({str(stage.folder)}, {rank.pid}, since=told.began) == {rank.pid}
+    assert keeper.members({str(stage.folder)}, {rank.pid}, since=told.began + 1) == set()
 
 
 def test_who_asks_and_who_is_spared_are_not_found(stage: Stage) -> None:
@@ -200,37 +224,45 @@ def test_what_is_forked_while_we_look_is_found_by_looking_twice(stage: Stage) ->
 class Keeper:
     """A keeper whose agent this test is."""
 
-    def __init__(self, agent: int | None = None) -> None:
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
+        self._folders: set[str] = set()
+        self._sessions: set[int] = set()
         reading, self.pipe = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(agent or os.getpid())],
+            [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(os.getpid())],
             pass_fds=[reading], start_new_session=True,
         )  # fmt: skip
         os.close(reading)
 
     def say(self, *lines: str) -> None:
+        told = [line.partition(" ") for line in lines]
+        self._folders |= {rest for word, _, rest in told if word == "start"}
+        self._sessions |= {int(rest) for word, _, rest in told if word == "session"}
         os.write(self.pipe, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))
 
     def vanish(self) -> None:
+        self.stage.ours(keeper.members(self._folders, self._sessions))  # before it kills them
         os.close(self.pipe)
         self.process.wait(15)
 
 
 def test_when_the_agent_vanishes_all_of_its_start_ends_and_its_folder_goes(stage: Stage) -> None:
-    guard = Keeper()
-    ranks = [stage.start(note(f"rank{index}") + FORKS[kind] + ASLEEP) for index, kind in enumerate(list(FORKS)[3:])]
+    guard = Keeper(stage)
+    forks = [FORKS[kind].replace("/left'", f"/left{index}'") for index, kind in enumerate(list(FORKS)[3:])]
+    ranks = [stage.start(note(f"rank{index}") + fork + ASLEEP) for index, fork in enumerate(forks)]
     stage.pid("rank0"), stage.pid("rank1")
     (stage.folder / "rank0.page").touch()
     guard.say(f"start {stage.folder}", *(f"session {rank.pid}" for rank in ranks))
-    left = stage.pid("left")
+    left = [stage.pid("left0"), stage.pid("left1")]
     guard.vanish()
     assert [rank.wait(1) for rank in ranks] == [-9, -9]
-    assert not is_running(left)
+    assert not any(is_running(pid) for pid in left)
     assert not stage.folder.exists()
 
 
 def test_after_a_farewell_it_touches_nothing(stage: Stage) -> None:
-    guard = Keeper()
+    guard = Keeper(stage)
     rank = stage.start(note("rank") + ASLEEP)
     stage.pid("rank")
     guard.say(f"start {stage.folder}", f"session {rank.pid}", "farewell")
@@ -241,7 +273,7 @@ def test_after_a_farewell_it_touches_nothing(stage: Stage) -> None:
 
 def test_a_start_that_is_over_is_not_ended_again(stage: Stage) -> None:
     """Process ids come again: what has a rank's old one may be somebody else."""
-    guard = Keeper()
+    guard = Keeper(stage)
     rank = stage.start(note("rank") + ASLEEP)
     stage.pid("rank")
     guard.say(f"start {stage.folder}", f"session {rank.pid}", "over")
@@ -257,7 +289,7 @@ def ignores(pid: int, number: int) -> bool:
 
 
 def test_no_signal_that_ends_the_agent_ends_its_keeper(stage: Stage) -> None:
-    guard = Keeper()
+    guard = Keeper(stage)
     rank = stage.start(note("rank") + ASLEEP)
     stage.pid("rank")
     guard.say(f"start {stage.folder}", f"session {rank.pid}")
@@ -275,7 +307,7 @@ def test_no_signal_that_ends_the_agent_ends_its_keeper(stage: Stage) -> None:
 def test_a_folder_with_any_name_is_removed(stage: Stage) -> None:
     odd = stage.folder.parent / os.fsdecode(b"muster \xff 'odd\"")
     odd.mkdir()
-    guard = Keeper()
+    guard = Keeper(stage)
     rank = stage.start(note("rank") + ASLEEP, **{STATUS_PAGE: str(odd / "rank0.page")})
     stage.pid("rank")
     guard.say(f"start {odd}")

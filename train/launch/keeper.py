@@ -17,6 +17,7 @@ Imports nothing but the lightest of the standard library, so that it starts in s
 from __future__ import annotations
 
 import os
+import select
 import signal
 import sys
 import time
@@ -31,12 +32,12 @@ _JOB = b"SLURM_JOB_ID="
 
 
 class Process:
-    """What /proc/PID/stat tells (proc(5)): process ids, and the state as a letter."""
+    """What /proc/PID/stat tells (proc(5)): process ids, the state as a letter, and when it began (clock ticks)."""
 
-    __slots__ = ("parent", "pid", "session", "state")
+    __slots__ = ("began", "parent", "pid", "session", "state")
 
-    def __init__(self, pid: int, parent: int, session: int, state: str) -> None:
-        self.pid, self.parent, self.session, self.state = pid, parent, session, state
+    def __init__(self, pid: int, parent: int, session: int, state: str, began: int) -> None:
+        self.pid, self.parent, self.session, self.state, self.began = pid, parent, session, state, began
 
 
 def processes() -> dict[int, Process]:
@@ -57,8 +58,9 @@ def look_at(pid: int) -> Process | None:
             told = file.read()
     except OSError:
         return None
-    state, parent, _, session = told[told.rindex(b")") + 2 :].split()[:4]  # the name may hold blanks and brackets
-    return Process(pid, int(parent), int(session), state.decode())
+    fields = told[told.rindex(b")") + 2 :].split()  # the name may hold blanks and brackets
+    state, parent, _, session = fields[:4]
+    return Process(pid, int(parent), int(session), state.decode(), int(fields[19]))
 
 
 def environment_of(pid: int) -> list[bytes]:
@@ -70,16 +72,20 @@ def environment_of(pid: int) -> list[bytes]:
         return []
 
 
-def members(folders: Collection[str], sessions: Collection[int], spared: Collection[int] = ()) -> set[int]:
+def members(
+    folders: Collection[str], sessions: Collection[int], spared: Collection[int] = (), since: int = 0
+) -> set[int]:
     """Process ids of all that belong to these starts.
 
     Args:
         folders: those of their status pages; not the starts' ids, which agents beside this one may share.
         sessions: sessions of the ranks.
         spared: never among them: who asks.
+        since: when their agent began. Whatever ran before it cannot be theirs: that stays alive whatever else is
+            mistaken here, for what is found will be killed, and perhaps by root.
     """
     marks = tuple(_MARK + os.fsencode(folder) + b"/" for folder in folders)
-    here = processes()
+    here = {pid: process for pid, process in processes().items() if process.began >= since}
     own_job = [entry for entry in environment_of(os.getpid()) if entry.startswith(_JOB)]
     found = set()
     for pid, process in here.items():
@@ -161,19 +167,43 @@ def end_all(find: Callable[[], set[int]], deadline_s: float = DEADLINE_S) -> set
     return left
 
 
+def _is_heard(pipe: int, patience_s: float) -> bool:
+    """Wait for something on the pipe; False after so many seconds in which this process itself ran. 0: for ever."""
+    waited_s = 0.0
+    while True:
+        if select.select([pipe], [], [], 1.0 if patience_s else None)[0]:
+            return True
+        waited_s += 1.0  # however long it was: a frozen host's keeper was frozen too
+        if waited_s >= patience_s:
+            return False
+
+
 def keep(pipe: int, agent: int) -> None:
     """Wait for the agent's end; unless it said farewell, end what it left. `agent` is its process id.
 
-    Lines on the pipe: `start FOLDER` (of its status pages), `session PID`, `over` (all of it has ended), `farewell`.
+    Lines on the pipe: `start FOLDER` (of its status pages), `session PID`, `over` (all of it has ended), `farewell`;
+    `watch SECONDS`: after so long without a line the agent is stopped or stuck, the others have given this host up,
+    and what it runs ends too.
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
+    since = (look_at(agent) or look_at(os.getpid()) or Process(0, 0, 0, "", 0)).began
     running: set[str] = set()
     sessions: set[int] = set()
     folders: set[str] = set()
-    with os.fdopen(pipe, encoding="utf-8", errors="surrogateescape") as lines:
-        for line in lines:
-            word, _, rest = line.rstrip("\n").partition(" ")
+    patience_s = 0.0
+    rest_of_line = b""
+    while True:
+        if not _is_heard(pipe, patience_s):
+            end_all(lambda: members(running, sessions, (agent,), since))
+            patience_s = 0.0
+            continue
+        told = os.read(pipe, 1 << 16)
+        if not told:
+            break
+        *whole, rest_of_line = (rest_of_line + told).split(b"\n")
+        for line in whole:
+            word, _, rest = os.fsdecode(line).partition(" ")
             if word == "start" and rest.startswith("/"):
                 running.add(rest)
                 folders.add(rest)
@@ -182,9 +212,11 @@ def keep(pipe: int, agent: int) -> None:
             elif word == "over":
                 running.clear()
                 sessions.clear()
+            elif word == "watch":
+                patience_s = float(rest)
             elif word == "farewell":
                 return
-    end_all(lambda: members(running, sessions, spared=(agent,)))
+    end_all(lambda: members(running, sessions, (agent,), since))
     import shutil  # heavy, and seldom needed
 
     for folder in folders:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from train.launch import keeper
+from train.launch.clock import LOST_AFTER_S
 from train.launch.environment import INTERFACE_VARIABLES, Place, rank_environment
 from train.launch.folder import Folder
 from train.launch.keeper_pipe import KeeperPipe
@@ -124,6 +125,8 @@ class Node:
             where = _SHARED_MEMORY if _has_room(_SHARED_MEMORY) else None
             self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
             self._keeper.say(f"start {self._aside}")
+            if place.nnodes > 1:  # on a single host Ctrl-Z is nobody's business
+                self._keeper.say(f"watch {LOST_AFTER_S + 4:g}")
             for local_rank in range(place.nproc):
                 self._start_rank(place, local_rank)
         except (OSError, ValueError, subprocess.SubprocessError) as error:

@@ -68,7 +68,7 @@ class Job:
     def join(self, node_rank: int, **greeting: Any) -> str | None:
         usual = {
             "node_rank": node_rank, "nnodes": len(self.terms.plan.hosts), "host": f"node{node_rank}", "agent": "a",
-            "nproc": self.terms.plan.hosts[node_rank % len(self.terms.plan.hosts)].slots,
+            "version": "1.0", "slots": [host.slots for host in self.terms.plan.hosts],
         }  # fmt: skip
         return self.supervisor.join(node_rank, {**usual, **greeting}, self.now_s)
 
@@ -581,9 +581,10 @@ def test_a_node_rank_that_is_taken_is_refused() -> None:
 @pytest.mark.parametrize(
     ("greeting", "words"),
     [
-        ({"nnodes": 3}, "--nnodes is 3 on node1, but agent 0 has 2 for it"),
-        ({"nproc": 8}, "--nproc-per-node is 8 on node1, but agent 0 has 1 for it"),
-        ({"nproc": None}, "--nproc-per-node is None on node1, but agent 0 has 1 for it"),
+        ({"nnodes": 3}, "--nnodes is 3 on node1, but 2 on node0"),
+        ({"slots": [1, 8]}, "--nproc-per-node is [1, 8] on node1, but [1, 1] on node0"),
+        ({"slots": None}, "--nproc-per-node is None on node1, but [1, 1] on node0"),
+        ({"version": "0.9"}, "--version is 0.9 on node1, but 1.0 on node0"),
     ],
 )
 def test_a_host_with_other_counts_ends_the_job_before_it_starts(greeting: dict[str, Any], words: str) -> None:
@@ -810,27 +811,27 @@ def test_what_is_not_restarted(what: str) -> None:
     assert len({message["start_id"] for _, message in job.told("start")}) == 1
 
 
-TAKEN = "RuntimeError: The server socket has failed to listen: port: 20000, EADDRINUSE: address already in use"
+TAKEN = "RuntimeError: The server socket has failed to listen: port: {}, EADDRINUSE: address already in use"
 
 
 def test_a_port_that_was_taken_meanwhile_is_changed_and_is_no_restart() -> None:
     job = Job()
-    for _ in range(PORT_TRIES):
-        job.rank_ends(0, 1, TAKEN)
+    for port in PORTS[:PORT_TRIES]:
+        job.rank_ends(0, 1, TAKEN.format(port))
         starts = len(job.told("start"))
         while len(job.told("start")) == starts and job.supervisor.verdict is None:
             job.run(STEP_S)
         assert job.supervisor.verdict is None
     assert [m["master_port"] for i, m in job.told("start") if i == 0] == list(PORTS[: PORT_TRIES + 1])
     assert {m["restart_count"] for _, m in job.told("start")} == {0}
-    job.rank_ends(0, 1, TAKEN)
+    job.rank_ends(0, 1, TAKEN.format(PORTS[PORT_TRIES]))
     assert job.until_verdict().exit_code == 5  # not for ever
 
 
 def test_a_port_of_another_rank_or_later_is_its_own_affair() -> None:
-    for rank, step in ((1, None), (0, 5)):
+    for rank, step, port in ((1, None, PORTS[0]), (0, 5, PORTS[0]), (0, None, 9999)):
         job = Job()
-        job.rank_ends(rank, 1, TAKEN, step=step)
+        job.rank_ends(rank, 1, TAKEN.format(port), step=step)
         assert code_of(job) == 5
         assert len(job.told("start")) == 2
 
@@ -838,7 +839,7 @@ def test_a_port_of_another_rank_or_later_is_its_own_affair() -> None:
 # Whatever happens.
 
 CODES = st.sampled_from([0, 75, 1, 2, 3, 7, 137, 255, -6, -9, -11, -15])
-LINES = st.sampled_from([(), ("ValueError: bad",), (COLLECTIVE,), (TAKEN,)])
+LINES = st.sampled_from([(), ("ValueError: bad",), (COLLECTIVE,), *((TAKEN.format(port),) for port in PORTS)])
 TOLD = st.sampled_from(
     [None, USAGE, *({"kind": k, "exit_code": c, "words": "w"} for k, c in
                     (("join", 4), ("collective", 5), ("hang", 6), ("interrupted", 8), ("exception", 5)))]

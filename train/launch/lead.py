@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import resource
 import socket
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -47,6 +48,7 @@ class Leader(Half):
         self._choose_folder()
         nnodes = len(self.terms.plan.hosts)
         if nnodes > 1:
+            _allow_connections(nnodes)
             self._server = await self._listen()
         refusal = self.supervisor.join(0, self.greeting(), self.clock.now())
         assert refusal is None, refusal
@@ -212,6 +214,15 @@ class Leader(Half):
                     return port
             self._reservation.close()
         raise UsageError(f"none of the ports {', '.join(map(str, ports))} is free: give another --master-port")
+
+
+def _allow_connections(count: int) -> None:
+    """As many open files as agents will call, where the usual limit of 1024 is less."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + _PENDING + 200
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        most = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def _is_free(port: int) -> bool:

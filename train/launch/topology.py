@@ -6,6 +6,8 @@ import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
 from typing import Any
 
 from train.errors import UsageError
@@ -54,8 +56,12 @@ class Plan:
 
     def ranks(self, node_rank: int) -> range:
         """A host's ranks: they follow on those of the hosts before it."""
-        first = sum(host.slots for host in self.hosts[:node_rank])
-        return range(first, first + self.hosts[node_rank].slots)
+        return range(self._firsts[node_rank], self._firsts[node_rank + 1])
+
+    @cached_property
+    def _firsts(self) -> list[int]:
+        """Each host's first rank, and the world size behind them: summed up once, not once a host."""
+        return [0, *accumulate(host.slots for host in self.hosts)]
 
     def as_dict(self) -> dict[str, Any]:
         """The plan as `plan --json` prints it."""

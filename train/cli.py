@@ -23,7 +23,7 @@ USAGE = """usage: python -m train COMMAND [options]
 
 commands:
   run        train as one rank of a job: python -m train run --config ddp
-  node       start this host's ranks, watch them, end together: python -m train node --standalone \
+  node       start this host's ranks, watch them, end together: python -m train node --standalone
              --nproc-per-node 2 -- run --config ddp
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
   stop       ask a run to save and stop: python -m train stop RUN

@@ -12,7 +12,8 @@ import torch.distributed as dist
 from train.errors import ContactError, MusterError, WaitError
 from train.seam import Phase
 
-_OF_A_COLLECTIVE = re.compile(r"gloo[/:]|\bnccl", re.IGNORECASE)  # Gloo's errors begin with its source file
+# Gloo's errors begin with its source file, but for this one: another collective's time-out has closed the connection.
+_OF_A_COLLECTIVE = re.compile(r"gloo[/:]|\bnccl|Application timeout caused pair closure", re.IGNORECASE)
 _TIMED_OUT = re.compile("timed out|timeout", re.IGNORECASE)
 
 

@@ -100,6 +100,13 @@ def is_running(pid: int) -> bool:
     return process is not None and process.state not in "ZX"
 
 
+def began() -> int:
+    """When this process did, which plays the agent."""
+    me = keeper.look_at(os.getpid())
+    assert me is not None
+    return me.began
+
+
 def wait_for(what: Callable[[], bool], timeout_s: float = 10.0) -> None:
     deadline = time.monotonic() + timeout_s
     while not what():
@@ -230,7 +237,7 @@ class Keeper:
         self._sessions: set[int] = set()
         reading, self.pipe = os.pipe()
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(os.getpid())],
+            [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(os.getpid()), str(began())],
             pass_fds=[reading], start_new_session=True,
         )  # fmt: skip
         os.close(reading)
@@ -318,7 +325,7 @@ def test_a_folder_with_any_name_is_removed(stage: Stage) -> None:
 
 def test_it_starts_fast_and_needs_nothing_heavy() -> None:
     done = subprocess.run(
-        [sys.executable, "-I", "-S", "-X", "importtime", keeper.__file__, "0", "1"],
+        [sys.executable, "-I", "-S", "-X", "importtime", keeper.__file__, "0", "1", "0"],
         input="farewell\n", capture_output=True, text=True, check=True,
     )  # fmt: skip
     loaded = {line.split("|")[-1].strip() for line in done.stderr.splitlines()}

@@ -941,3 +941,23 @@ def test_whatever_happens_ends_in_one_verdict_that_all_hear(
     job.run(10.0)
     assert job.supervisor.verdict is verdict
     assert len(job.sent) == sent
+
+
+def test_a_rank_that_ends_too_early_is_the_cause_and_not_those_that_miss_it() -> None:
+    """An uneven loader, an early return: status 0, and the others lose contact."""
+    job = Job()
+    job.rank_ends(1, 0)
+    job.run(1.0)
+    job.rank_ends(0, 1, COLLECTIVE)
+    verdict = job.until_verdict()
+    assert (verdict.exit_code, verdict.rank) == (5, 1)
+    assert verdict.cause is not None
+    assert verdict.cause.startswith("rank 1 (node1) came to its end, with status 0, while others still trained")
+
+
+def test_who_ends_well_after_another_failed_is_not_the_cause() -> None:
+    job = Job()
+    job.rank_ends(0, 1, COLLECTIVE)
+    job.rank_ends(1, 0)
+    verdict = job.until_verdict()
+    assert (verdict.exit_code, verdict.rank) == (5, 0)

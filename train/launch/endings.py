@@ -13,7 +13,7 @@ WINDOW_S = 1.0
 """After the first failure, so long for a better cause to be heard of."""
 STOP_SIGNALS = (1, 2, 10, 12, 15)
 """What a script that knows nothing of stopping in good order dies of when it is asked to stop."""
-AFTER_A_LOSS = "look at that host and at the network between; then start the job again, it goes on from its checkpoint"
+AFTER_A_LOSS = "look at that host and at the network between, then start the job again"
 _NAMED = 8
 
 
@@ -33,6 +33,29 @@ def died_of_stop(views: Iterable[RankView], failures: Sequence[Failure], asked_s
     """Whether ranks failed only because others ended at once when they were asked to stop."""
     died = any(-(view.code or 0) in STOP_SIGNALS for view in views)
     return died and all_victims(failures) and failures[0].at_s >= asked_s
+
+
+def left_early(nodes: Sequence[NodeView], names: Sequence[str], failures: Sequence[Failure]) -> Failure | None:
+    """The rank that had come to its end, well as it thought, when others lost contact: an uneven loader, a `return`."""
+    if not all_victims(failures):
+        return None
+    first_s = min(failure.at_s for failure in failures)
+    for index, node in enumerate(nodes):
+        for rank, view in node.ranks.items():
+            if view.code == 0 and view.ended_s < first_s:
+                who = f"rank {rank} ({names[index]})"
+                words = f"{who} came to its end, with status 0, while others still trained: {failures[0].words}"
+                advice = "all ranks must take the same number of steps: is their data of the same length?"
+                return Failure(
+                    Kind.EXCEPTION, first_s, words, Exit.RANK_FAILED, names[index], index, rank, advice=advice
+                )
+    return None
+
+
+def where_it_goes_on(views: Iterable[RankView]) -> str:
+    """From where a job that is started once more goes on."""
+    saved = max((view.saved_step for view in views), default=-1)
+    return f"from the checkpoint of step {saved}" if saved >= 0 else "with no checkpoint known of this start"
 
 
 def is_port_taken(cause: Failure, port: int) -> bool:

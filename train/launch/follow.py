@@ -92,6 +92,8 @@ class Follower(Half):
                     self._leader = answer.get("host")
                     return called
                 called.abort()
+                if seen.get(port) != answer["refused"]:
+                    self.console.say(f"refused at port {port}: {answer['refused']}; trying on")
                 seen[port] = str(answer["refused"])
                 if seen[port].startswith("--"):  # of this job, but started otherwise: no waiting will mend that
                     return Verdict("failed", Exit.USAGE, f"agent 0 refused this agent: {seen[port]}")

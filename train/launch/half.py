@@ -103,4 +103,4 @@ def slots_words(slots: Iterable[int]) -> str:
 
 def asleep(slept_s: float) -> str:
     """Why a host was lost that was frozen."""
-    return f"it did not run for {slept_s:.0f} s (frozen, suspended or starved), so the others have gone on without it"
+    return f"it did not run for {slept_s:.0f} s (frozen, suspended or starved), so the others have given it up"

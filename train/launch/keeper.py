@@ -178,8 +178,10 @@ def _is_heard(pipe: int, patience_s: float) -> bool:
             return False
 
 
-def keep(pipe: int, agent: int) -> None:
-    """Wait for the agent's end; unless it said farewell, end what it left. `agent` is its process id.
+def keep(pipe: int, agent: int, since: int) -> None:
+    """Wait for the agent's end; unless it said farewell, end what it left.
+
+    `agent` is its process id, and `since` when it began: a keeper may come late, and find it gone already.
 
     Lines on the pipe: `start FOLDER` (of its status pages), `session PID`, `over` (all of it has ended), `farewell`;
     `watch SECONDS`: after so long without a line the agent is stopped or stuck, the others have given this host up,
@@ -187,7 +189,6 @@ def keep(pipe: int, agent: int) -> None:
     """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTSTP):
         signal.signal(number, signal.SIG_IGN)
-    since = (look_at(agent) or look_at(os.getpid()) or Process(0, 0, 0, "", 0)).began
     running: set[str] = set()
     sessions: set[int] = set()
     folders: set[str] = set()
@@ -224,4 +225,4 @@ def keep(pipe: int, agent: int) -> None:
 
 
 if __name__ == "__main__":
-    keep(int(sys.argv[1]), int(sys.argv[2]))
+    keep(int(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

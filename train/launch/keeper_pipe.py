@@ -21,8 +21,11 @@ class KeeperPipe:
         self._starts = 0
         self.start()
 
-    def start(self) -> bool:
-        """Start a keeper; also anew, when somebody has killed it, but no more than a few times: False then."""
+    def start(self, *lines: str) -> bool:
+        """Start a keeper; also anew, when somebody has killed it, but no more than a few times: False then.
+
+        `lines` are in the pipe before it starts: whoever sees it run may rely on what it knows.
+        """
         self._starts += 1
         if self._starts > MOST_KEEPERS:
             self.pid = 0
@@ -30,7 +33,10 @@ class KeeperPipe:
         if self._pipe >= 0:
             os.close(self._pipe)
         reading, self._pipe = os.pipe2(os.O_CLOEXEC)
-        command = [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(os.getpid())]
+        self.say(*lines)
+        me = keeper.look_at(os.getpid())
+        began = str(me.began if me else 0)
+        command = [sys.executable, "-I", "-S", keeper.__file__, str(reading), str(os.getpid()), began]
         # A session of its own: what ends the agent's process group must not end its keeper.
         started = subprocess.Popen(  # noqa: S603
             command,
@@ -47,5 +53,7 @@ class KeeperPipe:
 
     def say(self, *lines: str) -> None:
         """Tell it."""
+        if not lines:
+            return
         with contextlib.suppress(OSError):  # it was killed: `children_ended` starts another
             os.write(self._pipe, "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogateescape"))

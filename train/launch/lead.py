@@ -94,9 +94,7 @@ class Leader(Half):
     def _record(self, event: str, **facts: Any) -> None:
         self.node.folder.record(event, **facts)
         if event == "restart":
-            self.console.say(
-                f"{facts['after']}\nstarting again ({facts['number']} of {facts['of']}) from the last checkpoint"
-            )
+            self.console.say(f"{facts['after']}\nstarting again ({facts['number']} of {facts['of']}), {facts['where']}")
         elif event == "port taken":
             self.console.say("somebody else was quicker at the port: starting again with the next one")
 

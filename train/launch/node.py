@@ -243,11 +243,10 @@ class Node:
         by_pid = {rank.pid: rank for rank in self.ranks}
         for pid, code in reap():
             if pid == self._keeper.pid:
-                if not self._keeper.start():
+                sessions = [f"session {rank.pid}" for rank in self.ranks if rank.code is None]
+                known = [f"start {self._aside}", *sessions] if self._aside is not None else []
+                if not self._keeper.start(*known):
                     self._console.say("the keeper ends again and again: after a kill -9 of this agent, ranks may stay")
-                if self._aside is not None:
-                    sessions = (f"session {rank.pid}" for rank in self.ranks if rank.code is None)
-                    self._keeper.say(f"start {self._aside}", *sessions)
             elif pid in by_pid:
                 rank = by_pid[pid]
                 rank.ended(code)

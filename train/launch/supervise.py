@@ -13,19 +13,8 @@ import secrets
 from collections.abc import Callable, Iterable, Sequence
 
 from train.errors import UsageError
+from train.launch import endings
 from train.launch.clock import LOST_AFTER_S
-from train.launch.endings import (
-    STOP_SIGNALS,
-    WINDOW_S,
-    died_of_stop,
-    first_cause,
-    hang,
-    host_lost,
-    how_it_stopped,
-    is_port_taken,
-    nobody_came,
-    stopped_early,
-)
 from train.launch.verdict import Failure, Kind, Verdict, cause_of, failure_of_rank, verdict_of
 from train.launch.views import NodeView, RankView, Stage, Terms
 from train.launch.wire import Message
@@ -155,7 +144,7 @@ class Supervisor:
             return
         at_s = now_s if since_s is None else since_s
         ranks = self.terms.plan.ranks(node_rank)
-        self._fail(host_lost(self.name(node_rank), node_rank, ranks, node.step, why, at_s))
+        self._fail(endings.host_lost(self.name(node_rank), node_rank, ranks, node.step, why, at_s))
 
     def sleep(self, why: str, now_s: float) -> None:
         """This very host did not run for so long that the others have given it up: whatever they did since follows."""
@@ -171,10 +160,10 @@ class Supervisor:
             return
         self._record("stop asked", by=by, now=now)
         if self.stage is Stage.JOINING:
-            self._done(stopped_early(by))
+            self._done(endings.stopped_early(by))
         elif now and self._stop_by is not None:
-            if self.stage is Stage.RUNNING and not self._failures:
-                self._cut_short = f"stopped at once by {by}"
+            is_first = self.stage is Stage.RUNNING and not self._failures
+            self._cut_short = f"stopped at once by {by}" if is_first else self._cut_short
             self._end()
         else:
             self._stop_by, self._stop_s = by, now_s
@@ -213,15 +202,15 @@ class Supervisor:
             self._start()
         elif self._now_s - self._began_s > self.terms.join_timeout_s:
             names = [self.name(index) for index in range(len(self.nodes))]
-            late = nobody_came(names, missing, self._now_s, self.terms.join_timeout_s, [*self.strangers])
+            late = endings.nobody_came(names, missing, self._now_s, self.terms.join_timeout_s, [*self.strangers])
             self._done(verdict_of(late))
 
     def _start(self) -> None:
         self._reset()
         self.start_id = secrets.token_hex(6)
-        free = [port for port in self.terms.plan.master_ports if port not in self._ports_tried]
+        ports = self.terms.plan.master_ports
         try:
-            port = self._pick_port(free or self.terms.plan.master_ports)
+            port = self._pick_port([port for port in ports if port not in self._ports_tried] or ports)
         except UsageError as error:
             self._done(Verdict("failed", Exit.USAGE, "; ".join(error.problems)))
             return
@@ -253,7 +242,7 @@ class Supervisor:
     def _note_end(self, node_rank: int, message: Message) -> None:
         node = self.nodes[node_rank]
         view = node.ranks[int(message["rank"])]
-        view.code = int(message["code"])
+        view.code, view.ended_s = int(message["code"]), self._now_s
         view.saved_step = max(view.saved_step, message.get("saved_step", -1))
         view.step = message["step"] or view.step
         self._record("rank ended", rank=message["rank"], host=self.name(node_rank), code=view.code)
@@ -261,15 +250,15 @@ class Supervisor:
         is_stop = view.code == Exit.STOPPED_SAVED and (self._stop_by is not None or view.is_ours)
         if view.code == Exit.FINISHED or is_stop or message["by_us"]:
             return
-        if self._stop_by is not None and -view.code in STOP_SIGNALS:
-            return  # it knows nothing of stopping in good order: `how_it_stopped` says so
+        if self._stop_by is not None and -view.code in endings.STOP_SIGNALS:
+            return  # it knows nothing of stopping in good order: `endings.how_it_stopped` says so
         self._fail(failure_of_rank(message, self.name(node_rank), node_rank, self._now_s))
 
     def _fail(self, failure: Failure) -> None:
         self._failures.append(failure)
         self._record("failure", what=failure.kind.name.lower().replace("_", " "), words=failure.words)
         if self._end_at_s is None:
-            self._end_at_s = self._now_s + WINDOW_S
+            self._end_at_s = self._now_s + endings.WINDOW_S
 
     def _look_for_silence(self) -> None:
         others = [node for node in self.nodes[1:] if not node.is_lost]
@@ -293,7 +282,7 @@ class Supervisor:
         for node in others:
             node.is_lost = True
         self._record("host lost", node_rank=0, host=self.name(0), why=why)
-        self._fail(host_lost(self.name(0), 0, self.terms.plan.ranks(0), self.nodes[0].step, why, at_s))
+        self._fail(endings.host_lost(self.name(0), 0, self.terms.plan.ranks(0), self.nodes[0].step, why, at_s))
 
     def _watch(self) -> None:
         now_s, limit_s, idle_s = self._now_s, self.terms.time_limit_s, self.terms.idle_timeout_s
@@ -318,14 +307,14 @@ class Supervisor:
         if self._evidence_at_s is None and not self._failures:
             self._evidence_at_s = self._now_s + EVIDENCE_S
             self._why_hang = why
-            self._record("hang", why=why)
+            self._record("endings.hang", why=why)
             self._send_all({"kind": "evidence"})
 
     def _judge_hang(self) -> None:
         hosts = {rank: index for index, node in enumerate(self.nodes) for rank in node.ranks}
         names = {rank: self.name(index) for rank, index in hosts.items()}
         self._evidence_at_s = None
-        self._fail(hang(self.nodes, names, hosts, self._now_s, self._why_hang))
+        self._fail(endings.hang(self.nodes, names, hosts, self._now_s, self._why_hang))
         self._end()
 
     # Ending.
@@ -345,27 +334,40 @@ class Supervisor:
         self._conclude()
 
     def _conclude(self) -> None:
-        if self._cut_short is not None and not self._all_saved():
+        if self._cut_short is not None and not all(view.ended_well for view in self._views()):
             saved = max((view.saved_step for view in self._views()), default=-1)
             rest = f"; the last checkpoint is of step {saved}" if saved >= 0 else ""
-            self._done(Verdict("stopped", Exit.STOPPED_UNSAVED, self._cut_short + rest, step=self._last_step()))
-        elif self._failures and not (self._stop_by and died_of_stop(self._views(), self._failures, self._stop_s)):
-            cause = first_cause(self._failures)
+            self._done(
+                Verdict(
+                    "stopped",
+                    Exit.STOPPED_UNSAVED,
+                    self._cut_short + rest,
+                    step=max(view.step for view in self._views()),
+                )
+            )
+        elif self._failures and not (
+            self._stop_by and endings.died_of_stop(self._views(), self._failures, self._stop_s)
+        ):
+            early = endings.left_early(
+                self.nodes, [self.name(index) for index in range(len(self.nodes))], self._failures
+            )
+            cause = early or endings.first_cause(self._failures)
             if not self._goes_on(cause):
                 self._done(verdict_of(cause, self.start_id))
         else:
-            self._done(how_it_stopped(list(self._views()), self._stop_by, self.start_id))
+            self._done(endings.how_it_stopped(list(self._views()), self._stop_by, self.start_id))
 
     def _goes_on(self, cause: Failure) -> bool:
         """Whether the job is started once more."""
         if self._stop_by is not None or any(node.is_lost for node in self.nodes):
             return False
-        if is_port_taken(cause, self._ports_tried[-1]) and self._ports_lost < PORT_TRIES:
+        if endings.is_port_taken(cause, self._ports_tried[-1]) and self._ports_lost < PORT_TRIES:
             self._ports_lost += 1
             self._record("port taken", words=cause.words)
         elif cause.exit_code in (Exit.RANK_FAILED, Exit.HANG) and self.restarts < self.terms.max_restarts:
             self.restarts += 1
-            self._record("restart", number=self.restarts, of=self.terms.max_restarts, after=cause.words)
+            where = endings.where_it_goes_on(self._views())
+            self._record("restart", number=self.restarts, of=self.terms.max_restarts, after=cause.words, where=where)
         else:
             return False
         self._start()
@@ -391,9 +393,3 @@ class Supervisor:
 
     def _views(self) -> Iterable[RankView]:
         return (view for node in self.nodes for view in node.ranks.values())
-
-    def _last_step(self) -> int:
-        return max((view.step for view in self._views()), default=0)
-
-    def _all_saved(self) -> bool:
-        return all(view.code in (Exit.FINISHED, Exit.STOPPED_SAVED) for view in self._views())

@@ -7,7 +7,7 @@ from enum import Enum
 from typing import Any
 
 from train.launch.topology import Plan
-from train.seam import Phase
+from train.seam import Exit, Phase
 
 
 class Stage(Enum):
@@ -56,6 +56,12 @@ class RankView:
         self.phase = Phase.STARTING
         self.saved_step = -1
         self.code: int | None = None
+        self.ended_s = 0.0
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether it came to its end, or stopped with a good checkpoint."""
+        return self.code in (Exit.FINISHED, Exit.STOPPED_SAVED)
 
 
 class NodeView:

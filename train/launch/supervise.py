@@ -307,7 +307,7 @@ class Supervisor:
         if self._evidence_at_s is None and not self._failures:
             self._evidence_at_s = self._now_s + EVIDENCE_S
             self._why_hang = why
-            self._record("endings.hang", why=why)
+            self._record("hang", why=why)
             self._send_all({"kind": "evidence"})
 
     def _judge_hang(self) -> None:

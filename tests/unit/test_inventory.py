@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from train.errors import UsageError
@@ -183,6 +183,7 @@ def test_ranges_that_are_none_are_refused(pattern: str) -> None:
 
 
 @QUICK
+@example(first=0, more=10, step=1, width=1)
 @given(st.integers(0, 200), st.integers(0, 50), st.integers(1, 5), st.integers(1, 4))
 def test_ranges_of_numbers(first: int, more: int, step: int, width: int) -> None:
     low, high = str(first).zfill(width), str(first + more).zfill(width)
@@ -190,7 +191,8 @@ def test_ranges_of_numbers(first: int, more: int, step: int, width: int) -> None
         return
     names = expand_range(f"n[{low}:{high}:{step}].x")
     assert [int(name[1:-2]) for name in names] == list(range(first, first + more + 1, step))
-    assert not low.startswith("0") or {len(name) for name in names} == {len(names[0])}
+    is_padded = low.startswith("0") and len(low) > 1  # a single 0 is a number like any other, to Ansible too
+    assert not is_padded or {len(name) for name in names} == {len(names[0])}
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ class KeeperPipe:
         if self._pipe >= 0:
             os.close(self._pipe)
         reading, self._pipe = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self._pipe, False)  # a keeper that stands still must not make the agent wait
         self.say(*lines)
         me = keeper.look_at(os.getpid())
         began = str(me.began if me else 0)

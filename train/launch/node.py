@@ -124,9 +124,7 @@ class Node:
         try:
             where = _SHARED_MEMORY if _has_room(_SHARED_MEMORY) else None
             self._aside = Path(tempfile.mkdtemp(prefix=f"muster-{self.start_id}-", dir=where))
-            self._keeper.say(f"start {self._aside}")
-            if place.nnodes > 1:  # on a single host Ctrl-Z is nobody's business
-                self._keeper.say(f"watch {LOST_AFTER_S + 4:g}")
+            self._keeper.say(f"start {self._aside}", *self._watch())
             for local_rank in range(place.nproc):
                 self._start_rank(place, local_rank)
         except (OSError, ValueError, subprocess.SubprocessError) as error:
@@ -134,6 +132,10 @@ class Node:
             self._tell({"kind": "failed", "words": words, "exit_code": int(Exit.USAGE)})
         if self.folder.path is not None:
             self._move_logs()
+
+    def _watch(self) -> list[str]:
+        """To the keeper: how long to bear silence. On a single host Ctrl-Z is nobody's business."""
+        return [f"watch {LOST_AFTER_S + 4:g}"] if len(self.terms.plan.hosts) > 1 else []
 
     def _start_rank(self, place: Place, local_rank: int) -> None:
         assert self._aside is not None
@@ -244,7 +246,7 @@ class Node:
         for pid, code in reap():
             if pid == self._keeper.pid:
                 sessions = [f"session {rank.pid}" for rank in self.ranks if rank.code is None]
-                known = [f"start {self._aside}", *sessions] if self._aside is not None else []
+                known = [f"start {self._aside}", *self._watch(), *sessions] if self._aside is not None else []
                 if not self._keeper.start(*known):
                     self._console.say("the keeper ends again and again: after a kill -9 of this agent, ranks may stay")
             elif pid in by_pid:

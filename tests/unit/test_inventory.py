@@ -113,6 +113,11 @@ def test_addresses_and_ports(tmp_path: Path) -> None:
     assert hosts["rack1na"].where.endswith("hosts.yml:20")
 
 
+def test_other_hosts_may_reach_it_at_another_address_than_ssh_does(tmp_path: Path) -> None:
+    (host,) = read(tmp_path, "nodes: {hosts: {a: {ansible_host: 192.0.2.7, address: 10.0.0.7}}}")
+    assert host.address == "10.0.0.7"
+
+
 def test_anchors_and_merges(tmp_path: Path) -> None:
     first, second, third, fourth = read(tmp_path, ANCHORS)
     assert (first.slots(None), second.slots(None)) == (2, 3)

@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from train.errors import UsageError
+from train.launch.afar import LOOK_S
 from train.launch.clock import AwakeClock
 from train.launch.follow import Follower
 from train.launch.half import Half
 from train.launch.keeper_pipe import KeeperPipe
 from train.launch.lead import Leader
-from train.launch.node import Node
+from train.launch.node import Node, tell_of_error
 from train.launch.options import NodeOptions, parse
 from train.launch.output import Console
 from train.launch.ranks import become_subreaper
@@ -75,6 +76,8 @@ class Agent:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # what came while modules were loaded comes now
         if self.options.die_with_stdin:
             loop.add_reader(0, self._read_stdin)
+        watching = asyncio.create_task(self._watch_lease())
+        watching.add_done_callback(tell_of_error)
         try:
             verdict = await self.half.run()
         except UsageError as error:
@@ -82,6 +85,7 @@ class Agent:
         except Exception:
             self.console.line(traceback.format_exc().encode())
             verdict = self._given_up(Exit.BUG, A_BUG)
+        watching.cancel()
         await self.node.end(now=True)
         self._say_how_it_ended(verdict)
         await self.half.close()
@@ -121,6 +125,17 @@ class Agent:
             if not os.read(0, 1 << 12):
                 asyncio.get_running_loop().remove_reader(0)
                 self.half.ask_to_stop("the end of standard input (whoever started it is gone)", now=False)
+
+    async def _watch_lease(self) -> None:
+        """Whoever watches from another machine has no signal to send: a file must do."""
+        clock = AwakeClock()
+        while self.options.lease is not None:
+            request = self.options.lease.look(clock.tick())
+            if request is not None:
+                self.half.ask_to_stop(request.by, now=False, from_afar=True)
+            if request is not None and request.now:
+                self.half.ask_to_stop(request.by, now=True, from_afar=True)
+            await asyncio.sleep(LOOK_S)
 
     def _say_how_it_ended(self, verdict: Verdict) -> None:
         folder = self.node.folder

@@ -47,11 +47,11 @@ class Follower(Half):
         if self._wire is not None:
             self._wire.send(message)
 
-    def ask_to_stop(self, by: str, *, now: bool) -> None:
+    def ask_to_stop(self, by: str, *, now: bool, from_afar: bool = False) -> None:
         """As long as agent 0 has not answered, nothing has begun."""
         if self._wire is None:
             self.decide(stopped_early(by))
-        super().ask_to_stop(by, now=now)
+        super().ask_to_stop(by, now=now, from_afar=from_afar)
 
     def tick(self, now_s: float) -> None:
         """Agent 0 must be heard of."""

@@ -69,9 +69,9 @@ class Half(ABC):
         """What was decided."""
         return self._verdict.result()
 
-    def ask_to_stop(self, by: str, *, now: bool) -> None:
-        """Somebody asks this agent to stop the job; `now`: not for the first time."""
-        self.tell({"kind": "stop", "by": by, "now": now})
+    def ask_to_stop(self, by: str, *, now: bool, from_afar: bool = False) -> None:
+        """Somebody asks this agent to stop the job; `now`: not for the first time; `from_afar`: not on this host."""
+        self.tell({"kind": "stop", "by": by, "now": now, "from_afar": from_afar})
 
     def greeting(self) -> dict[str, Any]:
         """Who this is, for agent 0."""

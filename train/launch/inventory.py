@@ -35,8 +35,8 @@ class InventoryHost:
 
     @property
     def address(self) -> str:
-        """Where it is reached: `ansible_host`, else its name."""
-        return str(self.variables.get("ansible_host") or self.name)
+        """Where the other hosts reach it: `address`, else `ansible_host`, else its name."""
+        return str(self.variables.get("address") or self.variables.get("ansible_host") or self.name)
 
     def slots(self, default: int | None) -> int:
         """Its ranks: `slots`, else the default. Raises UsageError."""
@@ -161,7 +161,7 @@ class _Reader:
             variables |= self.groups[group].variables
         for mentioned in self.groups.values():
             variables |= mentioned.hosts.get(name, {})
-        for key in ("ansible_host", "slots"):
+        for key in ("address", "ansible_host", "slots"):
             if "{{" in str(variables.get(key, "")):
                 raise UsageError(
                     f"{self._at(name)}: host {name}: templates are not evaluated here: give {key} a plain value"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import signal
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from train.launch import keeper
+from train.launch.afar import write_heartbeat
 from train.launch.clock import LOST_AFTER_S
 from train.launch.environment import INTERFACE_VARIABLES, Place, rank_environment
 from train.launch.folder import Folder
@@ -288,13 +288,12 @@ class Node:
             return
         self._beat_s = now_s
         self._keeper.say("beat")
-        if self._heartbeat is not None:
-            with contextlib.suppress(OSError):
-                self._heartbeat.touch()
         rows = []
         for rank in self.ranks:
             status, over_s = rank.status(awake_since_s)
             rows.append([rank.rank, status.is_ours, status.step, status.phase, status.saved_step, over_s])
+        if self._heartbeat is not None:
+            write_heartbeat(self._heartbeat, self.folder.path, self.start_id, rows)
         now_s = time.monotonic()
         quiet_s = min((now_s - max(rank.output.heard_s, awake_since_s) for rank in self.ranks), default=0.0)
         self._tell({"kind": "beat", "ranks": rows, "quiet_s": round(quiet_s, 1)})

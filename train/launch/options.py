@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from train.errors import UsageError
+from train.launch.afar import Lease
 from train.launch.topology import Host, Plan, is_loopback, make_plan, port_candidates
 from train.launch.views import Terms
 from train.seam import RUN_ID, RUNS_DIR, SECRET_FILE
@@ -49,6 +50,8 @@ class NodeOptions:
     secret: bytes
     """Empty on a single host."""
     die_with_stdin: bool
+    lease: Lease | None
+    """What whoever watches from another machine renews."""
 
 
 def parse(argv: Sequence[str], env: Mapping[str, str]) -> NodeOptions:
@@ -67,11 +70,13 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> NodeOptions:
     slots = _slots(found.nproc_per_node, nnodes, env, problems)
     if found.die_with_stdin and not _can_end(0):
         problems.append("--die-with-stdin: standard input is no pipe, socket or terminal, so nobody can end it")
+    if found.lease_s is not None and found.lease_file is None:
+        problems.append("--lease-s needs --lease-file: the file that whoever watches touches")
     plan = None if problems else _plan(found, nnodes, slots, problems)
     if not problems and nnodes > 1 and found.node_rank and is_loopback(found.master_addr):
         problems.append(f"--master-addr {found.master_addr} is this host itself: give an address of host 0")
     secret = b"" if nnodes == 1 or problems else _secret(found.secret_stdin, env, problems)
-    for name in ("join_timeout_s", "grace_s", "idle_timeout_s", "time_limit_s", "max_restarts"):
+    for name in ("join_timeout_s", "grace_s", "idle_timeout_s", "time_limit_s", "lease_s", "max_restarts"):
         value = getattr(found, name)
         if value is not None and not 0 <= value < _LONGEST_S:
             problems.append(f"--{name.replace('_', '-')} {value:g} must be a number from 0 to {_LONGEST_S:g}")
@@ -89,7 +94,8 @@ def parse(argv: Sequence[str], env: Mapping[str, str]) -> NodeOptions:
         names_given=found.hosts is not None,
     )
     runs_dir = Path(found.runs_dir or env.get(RUNS_DIR) or "runs").absolute()
-    return NodeOptions(terms, found.node_rank or 0, run_id, runs_dir, secret, found.die_with_stdin)
+    lease = None if found.lease_file is None else Lease(Path(found.lease_file).absolute(), found.lease_s)
+    return NodeOptions(terms, found.node_rank or 0, run_id, runs_dir, secret, found.die_with_stdin, lease)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -122,6 +128,8 @@ def _parser() -> argparse.ArgumentParser:
     wait.add_argument("--idle-timeout-s", type=float, metavar="S", help="silence of all ranks that means a hang")
     more = parser.add_argument_group("for launchers")
     more.add_argument("--die-with-stdin", action="store_true", help="stop when standard input ends (SSH, docker -i)")
+    more.add_argument("--lease-file", metavar="FILE", help="stop when its text says `stop WHO`; `kill WHO`: at once")
+    more.add_argument("--lease-s", type=float, metavar="S", help="stop when nobody has touched it for so long")
     more.add_argument("--secret-stdin", action="store_true", help="the job's secret is the first line of stdin")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="what each rank runs")
     return parser

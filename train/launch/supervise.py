@@ -116,7 +116,8 @@ class Supervisor:
             case "rank_ended":
                 self._note_end(node_rank, message)
             case "stop":
-                self.stop(f"{message['by']} at {self.name(node_rank)}", now_s, now=bool(message["now"]))
+                at = "" if message.get("from_afar") else f" at {self.name(node_rank)}"
+                self.stop(f"{message['by']}{at}", now_s, now=bool(message["now"]))
             case "failed":
                 name, code = self.name(node_rank), Exit(message["exit_code"])
                 words = f"{name} could not start its ranks: {message['words']}"

@@ -16,6 +16,7 @@ from train.collective_errors import in_words
 from train.config import Config
 from train.data import Batches, Data, Order, open_data
 from train.diagnosis import flatten
+from train.eager import keep_compiler_out
 from train.errors import CheckpointError, MusterError, UsageError
 from train.health import Health
 from train.identity import Identity, stable_run_id
@@ -98,6 +99,8 @@ def build(
     health: Health | None = None,
 ) -> Job:
     """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet. Raises UsageError."""
+    if not config.model.compile:
+        keep_compiler_out()
     order = Order(len(data.train), config.batch.global_size, seed=config.train.seed, drop_last=config.data.drop_last)
     torch.manual_seed(config.train.seed)  # the same on all ranks: replicas start equal
     precision = Precision(config.precision, runtime.device)

@@ -6,10 +6,10 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARALLEL := -n 2 --dist loadfile
 FLAVOUR := cpu
-SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh .ci/run
+SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh docker/lab/boot .ci/run
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-container lint soak bench bench-up image image-lock wheels up clean
+.PHONY: help venv demo test test-fast test-container lint soak bench bench-up image image-lock wheels up lab lab-down lab-shell clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -40,7 +40,8 @@ lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy train tests
-	$(BIN)/hadolint Dockerfile
+	$(BIN)/mypy docker/lab/lab
+	$(BIN)/hadolint Dockerfile docker/lab/Dockerfile
 	$(BIN)/shellcheck $(SCRIPTS)
 	$(BIN)/yamllint --strict compose.yaml compose.gpu.yaml train
 
@@ -64,6 +65,15 @@ image-lock: $(READY) ## the image's locks anew, from pyproject.toml and constrai
 
 up: ## two hosts of two ranks in containers train together; docker/up passes the exit code on
 	docker/up
+
+lab: ## a cluster on this machine: a controller and three bare hosts; inventory in ansible/inventory/lab.yml
+	docker/lab/lab up
+
+lab-down: ## remove it
+	docker/lab/lab down
+
+lab-shell: ## log in to a host of it: make lab-shell HOST=node1
+	@docker/lab/lab shell $(or $(HOST),$(error say which host: make lab-shell HOST=node1))
 
 clean: ## remove what was made, but no runs
 	rm -rf $(VENV) build *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -18,7 +18,7 @@ from train.launch.verdict import Verdict
 from train.launch.wire import Message, Wire, WireError
 from train.seam import Exit
 
-_AGAIN_S = 0.5
+_AGAIN_S = 0.2
 _ANSWER_S = wire.HANDSHAKE_S + 1.0  # not before agent 0 gives up itself, which is slow where many call at once
 
 

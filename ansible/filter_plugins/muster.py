@@ -1,0 +1,78 @@
+"""Filters that ask Muster's launch plane (train/launch): who gets which rank, what is wrong, how it ended."""
+
+from __future__ import annotations
+
+import getpass
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent.parent
+_ROOT = str(HERE.parent)
+sys.path.insert(0, _ROOT)  # until `train` is found: what else lies there must not be taken for packages
+import train  # noqa: E402, F401
+
+sys.path.remove(_ROOT)
+
+from train.errors import UsageError  # noqa: E402
+from train.launch import ending, request  # noqa: E402
+
+
+def muster_misspelt(known: Sequence[str]) -> list[str]:
+    """Variables given by `-e` that nobody reads; `known` are those of a playbook, beside those of all roles."""
+    from ansible.parsing.dataloader import DataLoader
+    from ansible.utils.vars import load_extra_vars
+
+    files = [HERE / "group_vars" / "all.yml", *HERE.glob("roles/*/defaults/main.yml")]
+    shared = [name for file in files if file.exists() for name in yaml.safe_load(file.read_text("utf-8")) or {}]
+    return request.misspelt([*load_extra_vars(DataLoader())], [*known, *shared])
+
+
+def muster_by() -> str:
+    """Who sits here."""
+    return f"{getpass.getuser()} on {socket.gethostname()}"
+
+
+def muster_launch(asked: Mapping[str, Any], names: Sequence[str], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The launch that is asked for: train.launch.request.launch."""
+    problems = muster_misspelt([*asked])
+    told = request.launch(asked, [*names], variables, muster_by(), _config_problems)
+    return {**told, "problems": list(dict.fromkeys([*problems, *told["problems"]]))}
+
+
+def _config_problems(words: list[str], world_size: int) -> list[str]:
+    """As a rank would tell them, where this machine has jsonargparse; whether data is there is the hosts' to say."""
+    try:
+        from train.options import checked_config, split_launch_options
+    except ImportError:
+        return []
+    try:
+        checked_config(split_launch_options(words)[1], world_size)
+    except UsageError as error:
+        return [problem for problem in error.problems if not problem.startswith("data.paths")]
+    return []
+
+
+def muster_plan(names: Sequence[str], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """The plan for these hosts, in this order, as `python -m train plan --json` prints it."""
+    return request.plan_from([*names], variables).as_dict()
+
+
+class FilterModule:
+    """What Ansible asks for."""
+
+    def filters(self) -> dict[str, Callable[..., Any]]:
+        """By the names that playbooks use."""
+        return {
+            "muster_plan": muster_plan,
+            "muster_launch": muster_launch,
+            "muster_misspelt": muster_misspelt,
+            "muster_device": request.device_of,
+            "muster_unfit": ending.unfit,
+            "muster_verdict": ending.verdict,
+            "muster_last_words": ending.last_words,
+        }

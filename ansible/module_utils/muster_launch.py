@@ -1,0 +1,269 @@
+"""On a host: the folders of launches, and the agent of one of them.
+
+Each launch has a folder, `launch.json` in it, and beside that:
+  lock       held by the agent for as long as it lives, whatever becomes of everything else
+  lease      touched by whoever watches; `stop WHO` or `kill WHO` in it is an order (train/launch/afar.py)
+  console    what the agent and its ranks say
+  heartbeat  how far it is, and which run folder it writes
+  end.json   how it ended, once somebody has looked
+Needs Python 3.9 and nothing beside it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import pathlib
+import subprocess
+import time
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+SHM_MB = 1000
+# The agent takes the lock and the console, and becomes what it is: nothing stands between it and its container's init.
+TRAMPOLINE = (
+    'exec 9<"$1/lock" && flock --nonblock 9 || exit 3; console=$1/console; shift; '
+    'echo "what is said goes to $console"; exec "$@" >>"$console" 2>&1'
+)
+
+
+class RefusalError(Exception):
+    """It cannot be, and why."""
+
+
+def run(*command: str, check: bool = True, timeout_s: float = 60) -> str:
+    """What a command says, its errors too. Raises RefusalError where it fails."""
+    try:
+        done = subprocess.run(  # noqa: S603 - words of ours, no shell
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
+            errors="replace", timeout=timeout_s, check=False,
+        )  # fmt: skip
+    except FileNotFoundError:
+        raise RefusalError(f"{command[0]} is not there: run provision.yml") from None
+    except subprocess.TimeoutExpired:
+        raise RefusalError(f"{' '.join(command[:3])} has not answered for {timeout_s:g} s") from None
+    if check and done.returncode:
+        raise RefusalError(f"{' '.join(command[:2])}: {done.stdout.strip()[-600:]}")
+    return done.stdout.strip()
+
+
+def load(path: pathlib.Path) -> dict[str, Any]:
+    """A JSON file; empty where there is none."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return told if isinstance(told, dict) else {}
+
+
+def is_running(folder: pathlib.Path) -> bool:
+    """Whether the agent lives: its lock is let go by the kernel when it ends, however."""
+    try:
+        with (folder / "lock").open() as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def lines_of(path: pathlib.Path, count: int) -> list[str]:
+    """The last lines of a text that say something."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - (1 << 14)))
+            text = file.read().decode("utf-8", "replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
+
+
+def launches(base: pathlib.Path) -> list[dict[str, Any]]:
+    """All launches that the host knows, newest first."""
+    found = []
+    for folder in sorted(base.glob("*-*-*"), reverse=True):
+        about, heartbeat = load(folder / "launch.json"), load(folder / "heartbeat")
+        if not about:
+            continue
+        run_folder = heartbeat.get("run")
+        found.append(
+            {
+                **about, **heartbeat, "running": is_running(folder),
+                "age_s": round(time.time() - heartbeat["time"], 1) if "time" in heartbeat else None,
+                "run_id": pathlib.PurePath(run_folder).name if run_folder else None,
+                "last_line": "".join(lines_of(folder / "console", 1))[-300:],
+                "exit_code": load(folder / "end.json").get("exit_code"),
+            }
+        )  # fmt: skip
+    return found
+
+
+@contextlib.contextmanager
+def alone(base: pathlib.Path, patience_s: float = 120) -> Iterator[None]:
+    """One at a time on this host."""
+    base.mkdir(mode=0o755, parents=True, exist_ok=True)
+    with (base / ".lock").open("a") as file:
+        deadline = time.monotonic() + patience_s
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise RefusalError(f"another launch has been starting here for {patience_s:g} s") from None
+                time.sleep(0.05)
+        yield
+
+
+class Agent:
+    """The agent of one launch on this host."""
+
+    def __init__(self, base: pathlib.Path, launch: str) -> None:
+        self.folder = base / launch
+        self.name = f"muster-{launch}"
+        self.in_container = load(self.folder / "launch.json").get("runtime") != "venv"
+
+    def start(self, given: dict[str, Any]) -> None:
+        """Start it, detached."""
+        self.in_container = given["runtime"] == "docker"
+        self._write_folder(given)
+        python = "python" if self.in_container else f"{given['home']}/venv/bin/python"
+        more = ["--lease-file", str(self.folder / "lease"), "--runs-dir", given["runs"]]
+        command = [word.replace("{files}", str(self.folder)) for word in given["command"]]
+        words = [python, "-m", "train", "node", *given["arguments"], *more, "--", *command]
+        host = self._docker(given) if self.in_container else self._systemd(given)
+        run(*host, "sh", "-c", TRAMPOLINE, "sh", str(self.folder), *words)
+
+    def _write_folder(self, given: dict[str, Any]) -> None:
+        uid, (watcher, group) = given["uid"], given["watcher"]
+        self.folder.mkdir(mode=0o750)
+        os.chown(self.folder, uid, group)
+        about = {**given["about"], "id": given["launch"], "by": given["by"], "runtime": given["runtime"]}
+        texts = {
+            "launch.json": json.dumps({**about, "since": time.time()}) + "\n", "lock": "", "lease": "",
+            "secret": (given["secret"] or "") + "\n", **given["files"],
+        }  # fmt: skip
+        for name, text in texts.items():
+            mode = 0o600 if name == "secret" else 0o644
+            descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                os.fchmod(descriptor, mode)
+                os.fchown(descriptor, *((watcher, group) if name == "lease" else (uid, uid)))
+                file.write(text)
+
+    def _environment(self, given: dict[str, Any]) -> dict[str, str]:
+        return {
+            "MUSTER_RUNS_DIR": given["runs"],
+            "MUSTER_SECRET_FILE": str(self.folder / "secret"),
+            "MUSTER_HEARTBEAT_FILE": str(self.folder / "heartbeat"),
+            **{name: str(value) for name, value in given["environment"].items()},
+        }
+
+    def _docker(self, given: dict[str, Any]) -> list[str]:
+        words = [
+            "docker", "run", "--detach", "--pull", "never", "--name", self.name,
+            "--label", f"muster.launch={given['launch']}", "--network", "host",
+            "--user", f"{given['uid']}:{given['uid']}", "--read-only", "--tmpfs", "/tmp",  # noqa: S108
+            "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--stop-timeout", "60",
+        ]  # fmt: skip
+        if given["gpus"]:
+            words += ["--gpus", str(given["gpus"]), "--ipc", "host"]
+            words += ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
+        else:
+            words += ["--shm-size", f"{SHM_MB}m"]
+        mounts = [f"{path}:{path}" for path in (given["runs"], str(self.folder))]
+        if given["code"]:
+            mounts.append(f"{given['code']}:{given['code']}:ro")
+            words += ["--workdir", given["code"]]
+        for mount in [*mounts, *given["mounts"]]:
+            words += ["--volume", mount]
+        checks = {"MUSTER_GPUS": given["gpus"], "MUSTER_SHM_MB": SHM_MB}
+        for name, value in {**checks, **self._environment(given)}.items():
+            words += ["--env", f"{name}={value}"]
+        return [*words, *given["options"], given["image"]]
+
+    def _systemd(self, given: dict[str, Any]) -> list[str]:
+        uid = str(given["uid"])
+        words = ["systemd-run", "--quiet", "--collect", "--unit", self.name, "--uid", uid, "--gid", uid]
+        properties = {
+            "KillMode": "control-group", "TimeoutStopSec": "60", "NoNewPrivileges": "yes", "LimitMEMLOCK": "infinity",
+            "LimitNOFILE": "1048576", "WorkingDirectory": given["code"] or given["home"],
+            "ExecStopPost": f"+/bin/sh -c 'echo \"$EXIT_CODE $EXIT_STATUS\" >{self.folder}/exit'",
+        }  # fmt: skip
+        words += [f"--property={name}={value}" for name, value in properties.items()]
+        environment = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._environment(given)}
+        return [*words, *(f"--setenv={name}={value}" for name, value in environment.items()), "--"]
+
+    def wait_for_a_word(self, wait_s: float) -> None:
+        """Until it has said something: by then it has read the secret, which goes. Raises RefusalError."""
+        deadline = time.monotonic() + wait_s
+        try:
+            while not lines_of(self.folder / "console", 1):
+                if not self._is_up():
+                    raise RefusalError("the agent ended at once: " + (self.last_words() or "without a word"))
+                if time.monotonic() > deadline:
+                    raise RefusalError(f"the agent has not said a word for {wait_s:g} s")
+                time.sleep(0.1)
+        finally:
+            (self.folder / "secret").unlink()
+
+    def _is_up(self) -> bool:
+        """Whether its container or unit runs."""
+        if self.in_container:
+            return run("docker", "inspect", "--format", "{{.State.Running}}", self.name, check=False) == "true"
+        state = run("systemctl", "show", "--property", "ActiveState", "--value", f"{self.name}.service", check=False)
+        return state in ("active", "activating", "deactivating", "reloading")
+
+    def last_words(self) -> str:
+        """What it said last; where it never came so far, what its container did."""
+        said = lines_of(self.folder / "console", 12)
+        if not said and self.in_container:
+            said = run("docker", "logs", "--tail", "5", self.name, check=False).splitlines()
+        return " ".join(said)[-600:]
+
+    def wait(self, wait_s: float) -> bool:
+        """Whether it ended by itself in time."""
+        deadline = time.monotonic() + wait_s
+        while is_running(self.folder) or self._is_up():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.1)
+        return True
+
+    def kill(self) -> None:
+        """End it at once, with all that it started. Raises RefusalError where it does not die."""
+        if self.in_container:
+            run("docker", "kill", self.name, check=False)
+        else:
+            run("systemctl", "kill", "--signal", "SIGKILL", f"{self.name}.service", check=False)
+        if not self.wait(15):
+            raise RefusalError(f"{self.name} cannot be killed (state D?)")
+
+    def conclude(self) -> dict[str, Any]:
+        """How it ended; whoever asks first writes it down and tidies up."""
+        file = self.folder / "end.json"
+        if not file.exists():
+            heartbeat = load(self.folder / "heartbeat")
+            end = {
+                "exit_code": self._exit_code(), "run": heartbeat.get("run"), "start_id": heartbeat.get("start_id"),
+                "step": heartbeat.get("step"), "said": lines_of(self.folder / "console", 40),
+                "last_words": self.last_words(),
+            }  # fmt: skip
+            if self.in_container:
+                run("docker", "rm", "--force", "--volumes", self.name, check=False)
+            file.write_text(json.dumps(end) + "\n", encoding="utf-8")
+        return load(file)
+
+    def _exit_code(self) -> int | None:
+        if self.in_container:
+            code = run("docker", "inspect", "--format", "{{.State.ExitCode}}", self.name, check=False)
+        else:
+            how, _, code = "".join(lines_of(self.folder / "exit", 1)).partition(" ")
+            if how not in ("exited", ""):  # a signal, by name
+                return 137
+        return int(code) if code.isdigit() else None

@@ -62,6 +62,29 @@ def muster_plan(names: Sequence[str], variables: Mapping[str, Any]) -> dict[str,
     return request.plan_from([*names], variables).as_dict()
 
 
+def muster_is_up(names: Sequence[str], hosts: Mapping[str, Any]) -> bool:
+    """Whether the agents of all hosts have started."""
+    return all((hosts[name].get("job_started") or {}).get("is_up") for name in names)
+
+
+def muster_verdict(names: Sequence[str], hosts: Mapping[str, Any]) -> dict[str, Any]:
+    """How the job ended, by what tasks of the role job registered: train.launch.ending.verdict."""
+    return ending.verdict(names, {name: _told(hosts[name]) for name in names})
+
+
+def _told(variables: Mapping[str, Any]) -> dict[str, Any]:
+    started, watched, ended = (variables.get(f"job_{what}") or {} for what in ("started", "watched", "ended"))
+    told = {**ended, "lost": bool(watched.get("lost") or ended.get("unreachable")), "failed": not started.get("is_up")}
+    if told["failed"]:
+        told["msg"] = started.get("msg") or "its agent could not be started"
+    return told
+
+
+def muster_last_words(verdict: Mapping[str, Any], names: Sequence[str], hosts: Mapping[str, Any]) -> str:
+    """What to say at the end: train.launch.ending.last_words."""
+    return ending.last_words(verdict, names, {name: hosts[name].get("job_collected") or {} for name in names})
+
+
 class FilterModule:
     """What Ansible asks for."""
 
@@ -73,6 +96,8 @@ class FilterModule:
             "muster_misspelt": muster_misspelt,
             "muster_device": request.device_of,
             "muster_unfit": ending.unfit,
-            "muster_verdict": ending.verdict,
-            "muster_last_words": ending.last_words,
+            "muster_refusal": ending.refusal,
+            "muster_is_up": muster_is_up,
+            "muster_verdict": muster_verdict,
+            "muster_last_words": muster_last_words,
         }

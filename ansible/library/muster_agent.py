@@ -66,7 +66,8 @@ def start(given: dict[str, Any], base: pathlib.Path) -> dict[str, Any]:
             with contextlib.suppress(RefusalError):
                 Agent(base, launch["id"]).conclude()
         for launch in old[KEPT:]:
-            shutil.rmtree(base / launch["id"], ignore_errors=True)
+            for folder in (base, base / "code"):
+                shutil.rmtree(folder / launch["id"], ignore_errors=True)
         agent = Agent(base, given["launch"])
         try:
             agent.start(given)
@@ -76,7 +77,7 @@ def start(given: dict[str, Any], base: pathlib.Path) -> dict[str, Any]:
                 agent.kill()
                 agent.conclude()
             raise
-    return {"changed": True}
+    return {"changed": True, "is_up": True}
 
 
 def matching(given: dict[str, Any], base: pathlib.Path) -> list[dict[str, Any]]:
@@ -149,7 +150,7 @@ def main() -> None:
     try:
         told = STATES[given["state"]](given, pathlib.Path(given["folder"]))
     except (RefusalError, OSError) as error:
-        module.fail_json(msg=str(error))
+        module.fail_json(msg=str(error), is_up=False)
     module.exit_json(**{"changed": False, **told})
 
 

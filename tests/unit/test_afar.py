@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.test_node_options import LOCAL, RUN, accepted, refused
-from train.launch.afar import Lease, Request, write_heartbeat
+from train.launch.afar import Lease, Request, slowest, write_heartbeat
 from train.seam import Phase
 
 GONE = Request("the end of its lease (whoever watched is gone for 30 s)", now=False)
@@ -87,16 +87,16 @@ def test_what_is_written_there_is_not_trusted(file: Path, written: bytes, who: s
 def test_the_heartbeat_tells_of_the_slowest_rank(tmp_path: Path) -> None:
     file = tmp_path / "heartbeat"
     rows = [[0, True, 7, Phase.STEP, -1, -1.0], [1, True, 6, Phase.FIRST_STEP, -1, -1.0]]
-    write_heartbeat(file, tmp_path / "runs" / "mine", "abc", rows)
+    write_heartbeat(file, tmp_path / "runs" / "mine", "abc", slowest(rows))
     told = json.loads(file.read_text())
     assert told.pop("time") > 0
     assert told == {"run": str(tmp_path / "runs/mine"), "start_id": "abc", "step": 6, "phase": "first step"}
-    write_heartbeat(file, None, "", [[0, False, 0, Phase.STARTING, -1, -1.0]])  # of a foreign rank no step is known
+    write_heartbeat(file, None, "", slowest([[0, False, 0, Phase.STARTING, -1, -1.0]]))  # a foreign one's is not known
     told = json.loads(file.read_text())
     assert told.pop("time") > 0
     assert told == {"run": None, "start_id": None}
     assert [path.name for path in tmp_path.iterdir()] == ["heartbeat"]
-    write_heartbeat(tmp_path / "none" / "heartbeat", None, "", [])  # a full or missing disk does not end the job
+    write_heartbeat(tmp_path / "none" / "heartbeat", None, "", {})  # a full or missing disk does not end the job
 
 
 def test_a_lease_among_the_options(tmp_path: Path) -> None:

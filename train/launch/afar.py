@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -65,19 +65,22 @@ class Lease:
         return request
 
 
-def write_heartbeat(file: Path, run: Path | None, start_id: str, ranks: Sequence[Sequence[Any]]) -> None:
-    """Say that the agent lives, and how far the slowest of its ranks is.
+def slowest(ranks: Sequence[Sequence[Any]]) -> dict[str, Any]:
+    """How far the last of these ranks is: rows of a beat (rank, whether ours, step, phase, …)."""
+    last = min((row for row in ranks if row[1]), key=lambda row: row[2], default=None)
+    return {} if last is None else {"step": last[2], "phase": last[3].words}
+
+
+def write_heartbeat(file: Path, run: Path | None, start_id: str, progress: Mapping[str, Any]) -> None:
+    """Say that the agent lives, and how far it is.
 
     Args:
         file: where; replaced as a whole.
         run: the run folder, once it is known.
         start_id: of this start; empty before.
-        ranks: rows of a beat: rank, whether ours, step, phase, …
+        progress: step and phase, where they are known.
     """
-    told: dict[str, Any] = {"time": time.time(), "run": str(run) if run else None, "start_id": start_id or None}
-    slowest = min((row for row in ranks if row[1]), key=lambda row: row[2], default=None)
-    if slowest is not None:
-        told |= {"step": slowest[2], "phase": slowest[3].words}
+    told = {"time": time.time(), "run": str(run) if run else None, "start_id": start_id or None, **progress}
     aside = file.with_name(f".{file.name}.new")
     with contextlib.suppress(OSError):
         aside.write_text(json.dumps(told) + "\n", encoding="utf-8")

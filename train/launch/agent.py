@@ -154,6 +154,7 @@ class Agent:
             what = f"where rank {verdict.rank} is" if is_hang and verdict.rank is not None else what
             self.console.say(f"{what}:")
             self.console.line("".join(f"  | {line}\n" for line in verdict.evidence).encode())
+        self.node.tell_afar({"phase": verdict.outcome} | ({} if verdict.step is None else {"step": verdict.step}))
         if folder.path is not None:
             self.console.say(f"run folder {folder.path}")
         self.console.say(verdict.line)

@@ -10,14 +10,13 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from train.launch import keeper
-from train.launch.afar import write_heartbeat
+from train.launch.afar import slowest, write_heartbeat
 from train.launch.clock import LOST_AFTER_S
 from train.launch.environment import INTERFACE_VARIABLES, Place, rank_environment
 from train.launch.folder import Folder
@@ -74,7 +73,8 @@ class Node:
         self._beat_s = 0.0
         self._awake_since_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
-        self._is_ours = is_ours(terms.command)
+        self._is_ours = terms.is_ours
+        self._deadline_s = None if terms.time_limit_s is None else time.monotonic() + terms.time_limit_s
         self._heartbeat = Path(os.environ[HEARTBEAT_FILE]) if os.environ.get(HEARTBEAT_FILE) else None
 
     def _tell(self, message: Message) -> None:
@@ -115,6 +115,7 @@ class Node:
             run_id=self._run_id,
             runs_dir=str(self._runs_dir),
             interface=self.interface,
+            deadline_s=self._deadline_s,
         )
         self.ranks = []
         chosen = {name: os.environ[name] for name in INTERFACE_VARIABLES if os.environ.get(name)}
@@ -292,13 +293,17 @@ class Node:
         for rank in self.ranks:
             status, over_s = rank.status(awake_since_s)
             rows.append([rank.rank, status.is_ours, status.step, status.phase, status.saved_step, over_s])
-        if self._heartbeat is not None:
-            write_heartbeat(self._heartbeat, self.folder.path, self.start_id, rows)
+        self.tell_afar(slowest(rows))
         now_s = time.monotonic()
         quiet_s = min((now_s - max(rank.output.heard_s, awake_since_s) for rank in self.ranks), default=0.0)
         self._tell({"kind": "beat", "ranks": rows, "quiet_s": round(quiet_s, 1)})
         if self.folder.take_stop_file():
             self._tell({"kind": "stop", "by": "the STOP file", "now": False})
+
+    def tell_afar(self, progress: Mapping[str, Any]) -> None:
+        """A heartbeat, with the step and phase where they are known."""
+        if self._heartbeat is not None:
+            write_heartbeat(self._heartbeat, self.folder.path, self.start_id, progress)
 
     # The run folder.
 
@@ -334,11 +339,6 @@ class Node:
         """Nothing is left to do: let the log be written to its end."""
         self._remove_aside()
         self._logs.close(5.0)
-
-
-def is_ours(command: tuple[str, ...]) -> bool:
-    """Whether the command is `python -m train run`, which stops by its page and chooses the run folder itself."""
-    return ("train", "run") in pairwise(command)
 
 
 def tell_of_error(task: asyncio.Task[Any]) -> None:

@@ -1,0 +1,132 @@
+"""What a launcher says last: of all that hosts told it, the one line that holds, and its exit code in words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from train.seam import Exit
+
+WORDS = {
+    Exit.FINISHED: "finished",
+    Exit.BUG: "a bug of Muster's",
+    Exit.USAGE: "bad config or usage, nothing was trained",
+    Exit.PREFLIGHT: "a host is not fit for the job",
+    Exit.NEVER_JOINED: "a host or rank never joined",
+    Exit.RANK_FAILED: "a rank failed",
+    Exit.HANG: "hang",
+    Exit.HOST_LOST: "a host was lost",
+    Exit.STOPPED_UNSAVED: "stopped, unsaved",
+    Exit.STOPPED_SAVED: "stopped and saved, run it again to go on",
+}
+_MARK = "muster: "
+_DIGEST_LETTERS, _TAIL = 19, 20
+
+
+def last_words(verdict: Mapping[str, Any], names: Sequence[str], brought: Mapping[str, Mapping[str, Any]]) -> str:
+    """The last lines on a launcher's console.
+
+    Args:
+        verdict: as `verdict` found it.
+        names: hosts in rank order; what the first one said was seen already.
+        brought: for each host `dest`, the folder that holds its results now, or `msg`, why there is none.
+    """
+    code = Exit(verdict["exit_code"])
+    lines = []
+    if verdict["host"] != names[0] and verdict["tail"]:
+        lines += [f"the last lines of {verdict['host']}:", *(f"  | {line}" for line in verdict["tail"][-_TAIL:])]
+    lines += [f"{_MARK}{name}: not all could be brought: {b['msg']}" for name, b in brought.items() if b.get("msg")]
+    dest = next((b["dest"] for b in brought.values() if b.get("dest")), None)
+    lines += [f"{_MARK}results are in {dest}"] if dest else []
+    return "\n".join([*lines, f"{_MARK}{verdict['words']} (exit code {code}: {WORDS[code]})"])
+
+
+def refusal(problems: Sequence[str], code: int) -> str:
+    """The last lines where nothing came of it."""
+    return "\n".join([f"{_MARK}nothing was started (exit code {code}: {WORDS[Exit(code)]}):", *_indented(problems)])
+
+
+def _indented(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
+
+
+def verdict(names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """How a job ended: as agent 0 says, or else the lowest host that outlived it.
+
+    Args:
+        names: hosts in rank order.
+        hosts: what each one told: `failed` and `msg` where its agent could not be started; `lost` where it cannot be
+            reached; `exit_code` and `said`, its last lines, where its agent has ended.
+
+    Returns:
+        exit_code, words (the line without what introduces it), host (whose word it is), tail (what else that host said)
+    """
+    refused = {name: str(hosts[name].get("msg", "")) for name in names if hosts[name].get("failed")}
+    if refused:
+        words = "; ".join(f"{name}: {why}" for name, why in refused.items())
+        in_use = all("in use" in why for why in refused.values())
+        advice = ": wait, stop it by stop.yml, or run beside it with -e share=true" if in_use else ""
+        return _told(Exit.PREFLIGHT, f"nothing was trained: {words}{advice}", next(iter(refused)), [])
+    for name in names:
+        code, said = hosts[name].get("exit_code"), [*hosts[name].get("said", [])]
+        if code in WORDS and said:
+            own = [line for line in said if line.startswith(_MARK)]
+            if code == Exit.USAGE:  # what is wrong stands above
+                return _told(code, _usage(said) or own[-1].removeprefix(_MARK), name, said)
+            if own:
+                return _told(code, own[-1].removeprefix(_MARK), name, said)
+    lost = [name for name in names if hosts[name].get("lost")]
+    killed = [name for name in names if name not in lost]
+    words = " and ".join(
+        f"{', '.join(which)} {how}"
+        for which, how in ((lost, "cannot be reached"), (killed, "was killed before it could say why"))
+        if which
+    )
+    last = next((str(hosts[name]["last_words"]) for name in killed if hosts[name].get("last_words")), "")
+    code = next((hosts[name]["exit_code"] for name in killed if hosts[name].get("exit_code") in WORDS), Exit.HOST_LOST)
+    return _told(code, f"{words}{': ' + last if last else ''}", names[0], [])
+
+
+def _told(code: int, words: str, host: str, tail: Sequence[str]) -> dict[str, Any]:
+    return {"exit_code": int(code), "words": words, "host": host, "tail": [*tail]}
+
+
+def _usage(said: Sequence[str]) -> str:
+    """The problems that an agent or its ranks named, as one line."""
+    start = max((i for i, line in enumerate(said) if "nothing was started" in line), default=None)
+    if start is None:
+        return ""
+    problems = [line.partition(" | ")[2] or line for line in said[start + 1 :] if not line.startswith(_MARK)]
+    return "nothing was started: " + "; ".join(problem.strip() for problem in problems) if problems else ""
+
+
+def unfit(probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], device: str) -> list[str]:
+    """Why these hosts cannot do the job: every reason, each with its host."""
+    problems = []
+    for name, probe in probes.items():
+        if probe.get("unreachable_why"):
+            problems.append(f"{name} cannot be reached: {probe['unreachable_why']}")
+            continue
+        problems += [f"{name}: {problem}" for problem in probe.get("problems", [])]
+        slots = request["hosts"][name]["slots"]
+        if device == "cuda" and probe.get("gpus", 0) < slots:
+            found = f"nvidia-smi lists {probe.get('gpus', 0)}, of device files there are {probe.get('gpu_files', 0)}"
+            problems.append(
+                f"{name}: {slots} GPUs are asked for (slots), but {found}: check driver and container toolkit "
+                "(provision.yml), or say -e muster_device=cpu"
+            )
+        if not request["share"]:
+            problems += [f"{name}: it is in use by {words_of(launch)}" for launch in probe.get("launches", [])]
+    images = {str(probe["image"]): name for name, probe in reversed([*probes.items()]) if probe.get("image")}
+    if len(images) > 1:
+        told = ", ".join(f"{name} has {image[:_DIGEST_LETTERS]}" for image, name in images.items())
+        problems.append(f"the image is not the same everywhere ({told}): run provision.yml")
+    return problems
+
+
+def words_of(launch: Mapping[str, Any]) -> str:
+    """A launch for people."""
+    what = f"run {launch['run_id']}" if launch.get("run_id") else " ".join(launch.get("command") or ["a job"])
+    since = time.strftime("%F %T", time.localtime(launch["since"]))
+    return f"launch {launch['id']} of {launch['by']} since {since} ({what})"

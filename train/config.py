@@ -163,6 +163,8 @@ class TrainConfig:
     """Steps between checkpoints; 0: at the end only"""
     keep_checkpoints: int = 3
     """How many of the newest checkpoints stay"""
+    keep_every: int = 0
+    """Checkpoints of multiples of so many steps stay too; 0: none"""
     check_replicas_every: int = 100
     """Steps between comparisons of the ranks' parameters; 0: never"""
     tensorboard: bool = True

@@ -1,4 +1,4 @@
-"""Who this process is: the only reader of RANK, WORLD_SIZE, SLURM_* and OMPI_*.
+"""Who this process is, and until when: the only reader of RANK, WORLD_SIZE, SLURM_* and OMPI_*.
 
 Free of torch: a bad environment is refused before torch takes its second to load.
 """
@@ -8,12 +8,13 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import socket
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from train.errors import UsageError
 from train.options import LaunchOptions
-from train.seam import STATUS_PAGE
+from train.seam import DEADLINE, STATUS_PAGE
 from train.slurm_lists import expand_counts, expand_hosts
 
 DEFAULT_PORT = 29500  # the tutorial's and torchrun's own
@@ -263,3 +264,20 @@ def is_loopback(address: str) -> bool:
     except (OSError, UnicodeError):  # UnicodeError: no name that could be looked up
         return False
     return found == "::1" or found.startswith("127.")
+
+
+def time_is_up_s(env: Mapping[str, str]) -> float | None:
+    """On the monotonic clock: the earlier of an agent's time limit and the end of the Slurm job; None: no limit.
+
+    Raises UsageError where a variable holds no number.
+    """
+    # Slurm's is a time of day (`SLURM_JOB_END_TIME`, sbatch(1)); an agent's is of the monotonic clock already.
+    offsets = {DEADLINE: 0.0, "SLURM_JOB_END_TIME": time.monotonic() - time.time()}
+    found = []
+    for name, offset in offsets.items():
+        if env.get(name):
+            try:
+                found.append(float(env[name]) + offset)
+            except ValueError:
+                raise UsageError(f"{name}={env[name]!r} is no number of seconds: unset it") from None
+    return min(found, default=None)

@@ -15,11 +15,12 @@ from train import loop, summary
 from train.collective_errors import in_words
 from train.config import Config
 from train.data import Batches, Data, Order, open_data
+from train.deadline import Deadline
 from train.diagnosis import flatten
 from train.eager import keep_compiler_out
 from train.errors import CheckpointError, MusterError, UsageError
 from train.health import Health
-from train.identity import Identity, stable_run_id
+from train.identity import Identity, stable_run_id, time_is_up_s
 from train.metrics import Metrics
 from train.models import Objective, build_loss, build_model
 from train.optim import build_optimizer
@@ -40,13 +41,17 @@ ADVICE = {
     "data": "the hosts hold different files: copy the same data to all of them",
     "": "start every rank with the same recipe and the same options",
 }
+_LAST_SAVE_S = 2.0
+"""How long a rank that has failed lets the save in hand come to its end: the other ranks may wait for its own."""
 _OF_A_HOST = ("runtime.interface", "data.cache_dir", "data.paths")
 """Fields that may be others on other hosts; the data itself is compared by its fingerprint."""
 
 
 def run(config: Config, options: LaunchOptions, me: Identity, health: Health) -> Exit:
     """Train as one rank; the exit code of a run that ended well. Raises MusterError where it did not."""
-    stop = StopRequest(health)
+    # One rank's clock decides: the request of one stops all, at the same step.
+    deadline = Deadline(time_is_up_s(os.environ) if me.rank == 0 else None)
+    stop = StopRequest(health, deadline)
     who = f"rank {me.rank} ({socket.gethostname()})"
     with in_words(who, lambda: (Phase.STARTING, "while starting")):
         runtime = Runtime(
@@ -63,6 +68,7 @@ def run(config: Config, options: LaunchOptions, me: Identity, health: Health) ->
             if folder is not None:
                 folder.release()
             raise
+        deadline.save_s = lambda: job.saver.seconds if job.saver is not None else 0.0
         _describe(job, folder, path)
     log.info(f"{_ranks(runtime)} · {data.words}")
     outcome, code, cause = "failed", Exit.RANK_FAILED, None
@@ -87,6 +93,8 @@ def run(config: Config, options: LaunchOptions, me: Identity, health: Health) ->
         job.line.close()
         if job.metrics is not None:
             job.metrics.close()
+        if job.saver is not None:
+            job.saver.settle(_LAST_SAVE_S)
         if folder is not None and not health.has_agent:  # an agent knows how the other ranks ended
             folder.conclude(outcome, code, job.progress.step, cause=cause)
 

@@ -75,13 +75,15 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
         if evaluates or saves:
             stopping = meter.note(pending) or stopping
             pending = None
+            if stopping:  # time may be short: no evaluation
+                is_last_step, saves, evaluates = True, True, step == job.steps
         if config.train.check_replicas_every and (is_last_step or _every(config.train.check_replicas_every, step)):
             check_replicas(job.objective.model, runtime, step)
         if evaluates:
             progress.evaluation = evaluate(job)
             meter.note_evaluation(progress.evaluation)
         if saves:
-            save(job)
+            save(job, wait=is_last_step)
         if evaluates or saves:
             meter.restart()
         if is_last_step:

@@ -17,7 +17,7 @@ from typing import Any
 from jsonargparse import ArgumentError, ArgumentParser, DefaultHelpFormatter, set_parsing_settings
 
 from train import rules
-from train.config import Config
+from train.config import Config, field_names
 from train.diagnosis import build, diagnose, flatten
 from train.errors import UsageError
 from train.recipes import find_config, recipes
@@ -32,6 +32,8 @@ EPILOG = """launch options (all ranks: the same config; each rank: its own ident
   --runs-dir FOLDER     where run folders are (default: runs)
   --resume auto|none|CHECKPOINT
                         auto: go on from the run's newest checkpoint; none: a new run
+  --resume.allow FIELD,…
+                        go on though these fields (or sections, as data) are others than the run's
 
 recipes: {recipes}
 examples:
@@ -52,6 +54,8 @@ class LaunchOptions:
     run_id: str | None = None
     runs_dir: str = "runs"
     resume: str = "auto"
+    resume_allow: tuple[str, ...] = ()
+    """Fields of the config, or sections, in which a run that goes on may differ."""
 
 
 def split_launch_options(argv: Sequence[str]) -> tuple[LaunchOptions, list[str]]:
@@ -66,6 +70,7 @@ def split_launch_options(argv: Sequence[str]) -> tuple[LaunchOptions, list[str]]
         ("run-id", str),
         ("runs-dir", str),
         ("resume", str),
+        ("resume.allow", str),
     ):
         spellings = dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}"))
         parser.add_argument(*spellings, type=kind, default=None)
@@ -78,12 +83,25 @@ def split_launch_options(argv: Sequence[str]) -> tuple[LaunchOptions, list[str]]
         raise UsageError(f"{option}: a value must follow {option}") from None
     given = {name: value for name, value in vars(found).items() if value is not None}
     named = "--run-id" if "run_id" in given else RUN_ID
+    if "resume.allow" in given:
+        given["resume_allow"] = _fields_named(given.pop("resume.allow"))
     given.setdefault("run_id", os.environ.get(RUN_ID) or None)
     given.setdefault("runs_dir", os.environ.get(RUNS_DIR) or "runs")
     options = LaunchOptions(**given)
     if options.run_id is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}", options.run_id):
         raise UsageError(f"{named}: {options.run_id!r} must be letters, digits, '.', '_' or '-' (at most 128)")
     return options, rest
+
+
+def _fields_named(text: str) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    known = {*field_names(), *(name.split(".")[0] for name in field_names())}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise UsageError(
+            f"--resume.allow: there is no field {name!r}{rules.nearest(name, sorted(known))}" for name in unknown
+        )
+    return names
 
 
 def _with_paths(argv: Sequence[str]) -> list[str]:

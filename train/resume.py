@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from train import checkpoint
 from train.checkpoint import Checkpoints, State
@@ -10,6 +13,7 @@ from train.errors import MusterError, UsageError
 from train.options import LaunchOptions
 from train.progress import log
 from train.run_folder import RunFolder, refuse_other_config
+from train.saver import Saver
 from train.state import Job, restore
 
 
@@ -21,9 +25,11 @@ def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
     found: State | None = None
     problem = ""
     if folder is not None:
-        job.checkpoints = Checkpoints(folder.path / "checkpoints", job.config.train.keep_checkpoints)
+        keep = job.config.train.keep_checkpoints, job.config.train.keep_every
+        parameters = [name for name, _ in job.objective.model.named_parameters()]
+        job.saver = Saver(Checkpoints(folder.path / "checkpoints", *keep), parameters, partial(_note, job, folder))
         try:
-            found = _find_state(job, options, folder)
+            found = _find_state(job, options, folder, job.saver.checkpoints)
         except (MusterError, OSError) as error:
             problem = str(error)
     problem = job.runtime.broadcast(problem)
@@ -31,20 +37,29 @@ def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
         raise UsageError(f"--resume {options.resume}: {problem}".splitlines())
     state = checkpoint.share(found, job.runtime)
     if state is not None:
-        restore(job, state)
+        try:
+            restore(job, state)
+        except (RuntimeError, ValueError) as error:  # of an allowed difference that weights or moments cannot bear
+            raise UsageError(f"--resume {options.resume}: the state does not fit this config: {error}") from None
         log.info(f"going on from step {job.progress.step} of {job.steps}")
 
 
-def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | None:
+def _note(job: Job, folder: RunFolder, event: str, **facts: Any) -> None:
+    """A save has ended: the events tell, and so does this rank to its agent."""
+    folder.record(event, **facts)
+    if event == "saved":
+        job.health.saved(facts["step"])
+
+
+def _find_state(job: Job, options: LaunchOptions, folder: RunFolder, checkpoints: Checkpoints) -> State | None:
     """The state to go on from. A run's own checkpoints come first: the same command always goes on."""
-    assert job.checkpoints is not None
-    has_own = any(job.checkpoints.saved())
+    has_own = any(checkpoints.saved())
     if options.resume == "none":
         if has_own:
             raise UsageError(f"run {folder.run_id} has checkpoints: give another --run-id, or remove {folder.path}")
         return None
     if options.resume == "auto" or has_own:
-        newest = job.checkpoints.newest()
+        newest = checkpoints.newest()
         if newest is None:
             return None
         state, path, damaged = newest
@@ -53,11 +68,11 @@ def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | 
         name = f"run {folder.run_id}"
     else:
         state, name = _given_state(Path(options.resume)), options.resume
-    refuse_other_config(state["config"], job.config, name)
-    if state["data"] != job.data.fingerprint:
+    refuse_other_config(state["config"], job.config, name, options.resume_allow)
+    if state["data"] != job.data.fingerprint and not _allows_other_data(options.resume_allow):
         raise UsageError(
             f"{name} was trained on other data ({state['data']}, now {job.data.fingerprint}): give it the same "
-            "files, or start anew (--resume none)"
+            "files, start anew (--resume none), or go on all the same (--resume.allow data)"
         )
     if state["progress"]["step"] > job.steps:
         raise UsageError(
@@ -65,6 +80,10 @@ def _find_state(job: Job, options: LaunchOptions, folder: RunFolder) -> State | 
             "train.steps, or start anew (--resume none)"
         )
     return state
+
+
+def _allows_other_data(allowed: Sequence[str]) -> bool:
+    return any(name == "data" or name.startswith("data.") for name in allowed)
 
 
 def _given_state(given: Path) -> State:

@@ -116,6 +116,7 @@ _RANGES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "train.eval_every": _at_least(0),
     "train.save_every": _at_least(0),
     "train.keep_checkpoints": _at_least(1),
+    "train.keep_every": _at_least(0),
     "train.check_replicas_every": _at_least(0),
     "train.sample_tokens": _at_least(0),
     "runtime.join_timeout_s": _above(0),

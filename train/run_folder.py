@@ -5,6 +5,7 @@ Nothing here imports torch.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -13,7 +14,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -66,6 +67,12 @@ class RunFolder:
         _write(self.path / "environment.json", json.dumps(environment, indent=1) + "\n")
         return changed
 
+    def record(self, event: str, **facts: Any) -> None:
+        """Add a line to `events.jsonl`, where the agent of this host adds its own. A full disk costs the line."""
+        line = json.dumps({"time": time.time(), "event": event, **facts}) + "\n"
+        with contextlib.suppress(OSError), (self.path / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(line)
+
     def conclude(self, outcome: str, exit_code: int, step: int, **more: Any) -> None:
         """Write `verdict.json`. Where the disk is full that is said, and hides neither the outcome nor its error."""
         verdict: dict[str, Any] = {
@@ -78,16 +85,26 @@ class RunFolder:
             log.warning(f"cannot write {self.path / 'verdict.json'}: {error.strerror}")
 
 
-def refuse_other_config(before: Mapping[str, Any], config: Config, name: str) -> None:
-    """Raise UsageError naming the fields in which the run to go on with was another one."""
-    differs = [
-        f"{field}: it has {old!r}, this config {new!r}"
+def refuse_other_config(before: Mapping[str, Any], config: Config, name: str, allowed: Sequence[str] = ()) -> None:
+    """Raise UsageError naming the fields in which the run to go on with was another one.
+
+    Args:
+        before: the config of that run, as a dict.
+        config: today's.
+        name: what to call that run.
+        allowed: fields, or sections of them, that may differ all the same.
+    """
+    differs = {
+        field: f"{field}: it has {old!r}, this config {new!r}"
         for field, old, new in _differences(before, config.as_dict())
-        if not _MAY_CHANGE.match(field)
-    ]
+        if not _MAY_CHANGE.match(field) and not {field, field.split(".")[0]} & set(allowed)
+    }
     if differs:
-        words = f"{name} was made with another config; go on with its own, or start anew (--resume none)"
-        raise UsageError([words, *differs])
+        words = (
+            f"{name} was made with another config; go on with its own, start anew (--resume none), or go on all the "
+            f"same, to other numbers (--resume.allow {','.join(differs)})"
+        )
+        raise UsageError([words, *differs.values()])
 
 
 def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -> RunFolder:

@@ -37,6 +37,7 @@ RUNS_DIR = "MUSTER_RUNS_DIR"  # the folder that holds the run folders
 START_ID = "MUSTER_START_ID"  # this start of the run
 SECRET_FILE = "MUSTER_SECRET_FILE"  # noqa: S105 - the name of a variable; never passed on to ranks
 STATUS_PAGE = "MUSTER_STATUS_PAGE"  # where a rank's status page is; also the mark by which its processes are found
+DEADLINE = "MUSTER_DEADLINE_S"  # when the time limit ends, on the host's monotonic clock: a rank of ours saves before
 HEARTBEAT_FILE = "MUSTER_HEARTBEAT_FILE"  # an agent touches it each second: for a container's health check
 
 LOG_ONLY = "\x1e"  # a line of output that starts with this goes to the rank's log, not to the console

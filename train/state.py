@@ -8,16 +8,16 @@ from dataclasses import dataclass, field
 
 import torch
 
-from train.checkpoint import Checkpoints, State
+from train.checkpoint import State
 from train.config import Config
 from train.data import Batches, Data, Order
-from train.errors import CheckpointError, NonFiniteError
 from train.health import Health
 from train.metrics import Metrics
 from train.models import Objective
 from train.precision import Precision
-from train.progress import StepLine, log
+from train.progress import StepLine
 from train.runtime import Runtime
+from train.saver import Saver, refuse_non_finite
 from train.seam import Phase
 from train.strategies import Strategy
 
@@ -64,8 +64,8 @@ class Job:
     optimizer: torch.optim.Optimizer
     line: StepLine
     asked_to_stop: Callable[[], bool]
-    checkpoints: Checkpoints | None = None
-    """Only rank 0 keeps them."""
+    saver: Saver | None = None
+    """Only rank 0 writes checkpoints."""
     metrics: Metrics | None = None
     """Only rank 0 keeps them."""
     progress: Progress = field(default_factory=Progress)
@@ -110,23 +110,29 @@ def restore(job: Job, state: State) -> None:
     job.health.saved(job.progress.saved_step)
 
 
-def save(job: Job) -> None:
-    """Write a checkpoint on rank 0, while the others wait. A failed one is a warning: training goes on.
+def save(job: Job, *, wait: bool = True) -> None:
+    """Write a checkpoint on rank 0. A failed one is a warning: training goes on.
 
-    Raises NonFiniteError rather than write weights that are NaN: the last good checkpoint stays the newest.
+    Args:
+        job: all ranks'.
+        wait: until it is on the disk, or known not to be, on all ranks alike. Else rank 0 alone stands still, while it
+            copies the state, and the others go on to where they need it again.
+
+    Raises:
+        NonFiniteError: weights are NaN; the last good checkpoint stays the newest.
+        CheckpointError: the third save in a row has failed.
     """
-    bad = next((n for n, p in job.objective.model.named_parameters() if not bool(torch.isfinite(p).all())), None)
-    if bad is not None:
-        raise NonFiniteError(f"{bad} is not finite after step {job.progress.step}: not saved")
-    job.health.enter(Phase.SAVING, job.progress.step)
-    saved = True
-    if job.checkpoints is not None:
-        try:
-            job.checkpoints.save(job.progress.step, state_of(job))
-        except CheckpointError as error:
-            saved = False
-            log.warning(f"{error}; older checkpoints stay, training goes on")
-    if job.runtime.broadcast(saved):
-        job.progress.saved_step = job.progress.step
-        job.health.saved(job.progress.step)
-    job.health.enter(Phase.STEP, job.progress.step)
+    step, saver = job.progress.step, job.saver
+    if not wait:
+        if saver is not None:
+            job.health.enter(Phase.SAVING, step)
+            # The others wait in the next step meanwhile, and would call it a hang.
+            saver.save(step, state_of(job), patience_s=job.config.runtime.step_timeout_s / 2)
+            job.health.enter(Phase.STEP, step)
+        return
+    refuse_non_finite(step, dict(job.objective.model.named_parameters()))
+    job.health.enter(Phase.SAVING, step)
+    if job.runtime.broadcast(saver is None or (saver.save(step, state_of(job)) and saver.wait())):
+        job.progress.saved_step = step
+        job.health.saved(step)
+    job.health.enter(Phase.STEP, step)

@@ -1,4 +1,4 @@
-"""Requests to stop: by signal, or by a node agent through the status page."""
+"""Requests to stop: by signal, by a node agent through the status page, or because the time is nearly up."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import signal
 import time
 from types import FrameType
 
+from train.deadline import Deadline
 from train.health import Health
+from train.progress import log
 
 
 class StopRequest:
@@ -16,10 +18,12 @@ class StopRequest:
     Ctrl-C or SIGTERM again, a second later, ends at once. An agent's request may have come long before the first step.
     """
 
-    def __init__(self, health: Health) -> None:
+    def __init__(self, health: Health, deadline: Deadline | None = None) -> None:
         self._health = health
+        self.deadline = deadline or Deadline(None)
         self._since: float | None = None
         self._quietly = True
+        self._is_told = False
 
     def listen(self, *, quietly: bool) -> None:
         """From here on signals are requests. Before, while ranks still meet, they end the process as usual."""
@@ -28,8 +32,12 @@ class StopRequest:
             signal.signal(number, self._ask)
 
     def __call__(self) -> bool:
-        """Whether somebody asked."""
-        return self._since is not None or self._health.stop_asked
+        """Whether somebody asked, or the time is nearly up. Once a step."""
+        is_due = self.deadline.is_due(time.monotonic())
+        if is_due and not self._is_told:
+            self._is_told = True
+            log.info(f"stopping: {self.deadline.needed_s():.1f} s are needed to save before the time limit")
+        return self._since is not None or self._health.stop_asked or is_due
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()

@@ -85,6 +85,7 @@ def test_help_of_run_teaches_every_field_with_its_default(monkeypatch: pytest.Mo
         name: " ".join(words.split())
         for name, words in re.findall(r"^  --(\w+\.\w+)(.*?)(?=^  -|^\S|^$)", out, re.M | re.S)
     }
+    assert "go on though" in told.pop("resume.allow")
     assert list(told) == field_names()
     for name, default in leaves(Config()).items():
         words = re.sub(r"^ *(\{[^}]*\}|\S+)", "", told[name])
@@ -97,7 +98,7 @@ def test_help_of_run_teaches_every_field_with_its_default(monkeypatch: pytest.Mo
 def test_help_of_run_teaches_launch_options_recipes_and_exit() -> None:
     _, out, _ = said("run", "--help")
     for option in dataclasses.fields(split_launch_options([])[0]):
-        assert f"--{option.name.replace('_', '-')}" in out
+        assert option.name == "resume_allow" or f"--{option.name.replace('_', '-')}" in out
     for recipe in RECIPES:
         assert re.search(rf"^recipes: .*\b{recipe}\b", out, re.MULTILINE)
 
@@ -181,7 +182,18 @@ def test_launch_options_are_taken_out_in_either_spelling(spelling: type[str], jo
     options, rest = split_launch_options(["--config", "ddp", *argv, "--optim.lr=1"])
     assert rest == ["--config", "ddp", "--optim.lr=1"]
     found = {name.replace("_", "-"): str(value) for name, value in dataclasses.asdict(options).items()}
-    assert found == LAUNCH
+    assert found == {**LAUNCH, "resume-allow": "()"}
+
+
+def test_fields_that_may_differ_are_known_fields_or_sections() -> None:
+    options, _ = split_launch_options(["--resume.allow", "train.seed, data,model.width"])
+    assert options.resume_allow == ("train.seed", "data", "model.width")
+    with pytest.raises(UsageError) as caught:
+        split_launch_options(["--resume.allow=train.sed,nothing"])
+    assert caught.value.problems == [
+        "--resume.allow: there is no field 'train.sed'; did you mean train.seed?",
+        "--resume.allow: there is no field 'nothing'",
+    ]
 
 
 def test_the_run_s_name_and_folder_come_from_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:

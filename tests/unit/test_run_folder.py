@@ -178,10 +178,18 @@ def test_a_file_of_the_runs_name_is_refused(runs: Path) -> None:
 def refused_fields(folder: RunFolder, before: Any, now: Config) -> list[str]:
     with pytest.raises(UsageError) as caught:
         refuse_other_config(before, now, f"run {folder.run_id}")
+    differs = caught.value.problems[1:]
+    fields = [line.split(":")[0] for line in differs]
     assert caught.value.problems[0] == (
-        f"run {folder.run_id} was made with another config; go on with its own, or start anew (--resume none)"
+        f"run {folder.run_id} was made with another config; go on with its own, start anew (--resume none), or go on "
+        f"all the same, to other numbers (--resume.allow {','.join(fields)})"
     )
-    return caught.value.problems[1:]
+    refuse_other_config(before, now, "it", fields)
+    refuse_other_config(before, now, "it", [field.split(".")[0] for field in fields])
+    for missing in fields:
+        with pytest.raises(UsageError, match=re.escape(f"--resume.allow {missing})")):
+            refuse_other_config(before, now, "it", [field for field in fields if field != missing])
+    return differs
 
 
 def test_the_same_config_may_go_on() -> None:

@@ -13,6 +13,7 @@ from tests.jobs import config_of, make_job
 from train.checkpoint import Checkpoints
 from train.errors import CheckpointError, NonFiniteError
 from train.progress import log
+from train.saver import Saver
 from train.state import Job, Progress, restore, save, state_of
 
 
@@ -20,7 +21,8 @@ from train.state import Job, Progress, restore, save, state_of
 def job(tmp_path: Path) -> Job:
     """A job whose first checkpoint, of step 1, is there."""
     job = make_job(config_of("model.name=mlp", "data.name=classification", "data.size=100"))
-    job.checkpoints = Checkpoints(tmp_path / "checkpoints", keep=3)
+    names = [name for name, _ in job.objective.model.named_parameters()]
+    job.saver = Saver(Checkpoints(tmp_path / "checkpoints", keep=3), names)
     job.progress.step = 1
     save(job)
     assert job.progress.saved_step == 1
@@ -28,8 +30,8 @@ def job(tmp_path: Path) -> Job:
 
 
 def saved(job: Job) -> list[str]:
-    assert job.checkpoints is not None
-    return [path.name for path in job.checkpoints.saved()]
+    assert job.saver is not None
+    return [path.name for path in job.saver.checkpoints.saved()]
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -44,15 +46,15 @@ def test_weights_that_are_no_numbers_are_refused_and_the_older_checkpoint_stays(
         save(job)
     assert saved(job) == ["step-00000001"]
     assert job.progress.saved_step == 1
-    assert job.checkpoints is not None
-    newest = job.checkpoints.newest()
+    assert job.saver is not None
+    newest = job.saver.checkpoints.newest()
     assert newest is not None
     assert bool(torch.isfinite(newest[0]["model"][name]).all())
 
 
 def test_weights_are_looked_at_also_where_no_checkpoints_are_kept(job: Job) -> None:
     """On all ranks but the first: they must end too."""
-    job.checkpoints = None
+    job.saver = None
     with torch.no_grad():
         job.objective.model.get_parameter("fc1.bias")[0] = math.nan
     with pytest.raises(NonFiniteError):

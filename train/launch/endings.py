@@ -125,17 +125,20 @@ def hang(
     )
 
 
-def how_it_stopped(views: Sequence[RankView], stop_by: str | None, start_id: str) -> Verdict:
+def how_it_stopped(
+    views: Sequence[RankView], stop_by: str | None, start_id: str, nobody: str = "a request to its ranks"
+) -> Verdict:
     """No failure: finished, or stopped on request, saved or not.
 
     Args:
         views: of all ranks.
         stop_by: who asked to stop; None: nobody did.
         start_id: the start's.
+        nobody: who it was where no agent was asked.
     """
     codes = {view.code for view in views}
     step = max((view.step for view in views), default=0)
-    asked = f"stopped by {stop_by}" if stop_by else "stopped on request"
+    asked = f"stopped by {stop_by or nobody}"
     asked += f" at step {step}" if step else ""
     if codes == {0} and (stop_by is None or any(view.is_ours for view in views)):
         return Verdict("finished", Exit.FINISHED, None, step=step or None, start_id=start_id)

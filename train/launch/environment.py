@@ -36,6 +36,8 @@ class Place:
     runs_dir: str
     interface: str | None
     """The network interface towards the other hosts; None on a single host, or where it cannot be told."""
+    deadline_s: float | None = None
+    """When the time limit ends, on the host's monotonic clock; None: never."""
 
 
 def rank_environment(base: Mapping[str, str], place: Place, local_rank: int, page: str) -> dict[str, str]:
@@ -78,6 +80,8 @@ def rank_environment(base: Mapping[str, str], place: Place, local_rank: int, pag
     }
     if place.run_id:
         told[seam.RUN_ID] = place.run_id
+    if place.deadline_s is not None:
+        told[seam.DEADLINE] = f"{place.deadline_s:.3f}"
     kept = {name: value for name, value in base.items() if name not in _NOT_PASSED_ON}
     return {**defaults, **kept, **told}
 

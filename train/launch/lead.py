@@ -18,7 +18,7 @@ from train.errors import UsageError
 from train.launch import wire
 from train.launch.clock import AwakeClock
 from train.launch.half import Half, asleep
-from train.launch.node import Node, is_ours
+from train.launch.node import Node
 from train.launch.options import NodeOptions
 from train.launch.output import Console
 from train.launch.supervise import Supervisor
@@ -102,7 +102,7 @@ class Leader(Half):
         """A script that is not ours gets a run folder now; `train run` finds its own, and tells."""
         run_id = self.options.run_id
         if run_id is None:
-            if is_ours(self.terms.command):
+            if self.terms.is_ours:
                 return
             script = next((Path(word).stem for word in self.terms.command if word.endswith(".py")), "run")
             run_id = f"{script}-{datetime.now(UTC).astimezone():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"

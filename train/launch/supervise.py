@@ -356,7 +356,9 @@ class Supervisor:
             if not self._goes_on(cause):
                 self._done(verdict_of(cause, self.start_id))
         else:
-            self._done(endings.how_it_stopped(list(self._views()), self._stop_by, self.start_id))
+            limit_s = self.terms.time_limit_s
+            nobody = "a request to its ranks" if limit_s is None else f"itself, in time for the limit of {limit_s:g} s"
+            self._done(endings.how_it_stopped(list(self._views()), self._stop_by, self.start_id, nobody))
 
     def _goes_on(self, cause: Failure) -> bool:
         """Whether the job is started once more."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from itertools import pairwise
 from typing import Any
 
 from train.launch.topology import Plan
@@ -34,10 +35,18 @@ class Terms:
     """The plan's host names are people's own; else a host is called what it calls itself."""
 
     @property
+    def is_ours(self) -> bool:
+        """Whether it is `python -m train run`, which stops by its page and chooses the run folder itself."""
+        return ("train", "run") in pairwise(self.command)
+
+    @property
     def stop_after_s(self) -> float:
-        """When to ask for the stop so that it is over by the time limit."""
+        """When to ask for the stop so that it is over by the time limit.
+
+        Ours knows how long its steps and saves take, and stops by itself in time: it is asked only in case.
+        """
         limit_s = self.time_limit_s or 0.0
-        return max(limit_s / 2, limit_s - self.grace_s)
+        return max(limit_s / 2, limit_s - min(self.grace_s, limit_s / 10 if self.is_ours else self.grace_s))
 
     def name_of(self, node_rank: int) -> str | None:
         """The name people gave a host."""

@@ -1,6 +1,6 @@
-"""Looks at a host by the module muster_agent; a host that cannot be reached is a finding like others.
+"""Asks a host by the module muster_agent; a host that cannot be reached is a finding like others.
 
-So that all hosts are looked at, and all that is wrong is told at once, before anything is started anywhere.
+So all hosts are looked at, and all that is wrong is told at once, before anything is started anywhere.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from ansible.plugins.action import ActionBase
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """The options are those of muster_agent with `state: probed`."""
+    """The options are those of muster_agent; `state` is probed, listed or asked."""
 
     def run(self, tmp: str | None = None, task_vars: dict[str, Any] | None = None) -> dict[str, Any]:
         """Never fails: `unreachable_why` and `problems` tell."""
         super().run(tmp, task_vars)
         began_s = time.monotonic()
         try:
-            clock = self._clock()
-            told = self._execute_module("muster_agent", {**self._task.args, "state": "probed"}, task_vars=task_vars)
+            arguments = {"state": "probed", **self._task.args}
+            told = self._execute_module("muster_agent", arguments, task_vars=task_vars)
+            clock = self._clock()  # second: making a connection takes long
         except AnsibleConnectionFailure as error:
             return {"changed": False, "unreachable_why": _last_line(error)}
         except AnsibleError as error:

@@ -64,8 +64,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """All is over."""
         self._give_back()
         words = stats.custom.get("_run", {}).get("muster_last_words")
-        if words:
-            self._display.display(str(words))
+        for line in [words] if isinstance(words, str) else words or ():
+            self._display.display(str(line))
 
     def _give_back(self) -> None:
         for number, handler in self._before.items():

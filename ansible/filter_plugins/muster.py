@@ -19,7 +19,7 @@ import train  # noqa: E402, F401
 sys.path.remove(_ROOT)
 
 from train.errors import UsageError  # noqa: E402
-from train.launch import ending, request  # noqa: E402
+from train.launch import ending, fitness, overview, request  # noqa: E402
 
 
 def muster_misspelt(known: Sequence[str]) -> list[str]:
@@ -62,6 +62,11 @@ def muster_plan(names: Sequence[str], variables: Mapping[str, Any]) -> dict[str,
     return request.plan_from([*names], variables).as_dict()
 
 
+def muster_of(names: Sequence[str], hosts: Mapping[str, Any], registered: str) -> dict[str, Any]:
+    """What a task registered on each host, by the hosts' names."""
+    return {name: hosts[name].get(registered) or {} for name in names}
+
+
 def muster_is_up(names: Sequence[str], hosts: Mapping[str, Any]) -> bool:
     """Whether the agents of all hosts have started."""
     return all((hosts[name].get("job_started") or {}).get("is_up") for name in names)
@@ -74,8 +79,9 @@ def muster_verdict(names: Sequence[str], hosts: Mapping[str, Any]) -> dict[str, 
 
 def _told(variables: Mapping[str, Any]) -> dict[str, Any]:
     started, watched, ended = (variables.get(f"job_{what}") or {} for what in ("started", "watched", "ended"))
-    told = {**ended, "lost": bool(watched.get("lost") or ended.get("unreachable")), "failed": not started.get("is_up")}
-    if told["failed"]:
+    is_refused = bool(started) and not started.get("is_up")
+    told = {**ended, "lost": bool(watched.get("lost") or ended.get("unreachable")), "failed": is_refused}
+    if is_refused:
         told["msg"] = started.get("msg") or "its agent could not be started"
     return told
 
@@ -83,6 +89,17 @@ def _told(variables: Mapping[str, Any]) -> dict[str, Any]:
 def muster_last_words(verdict: Mapping[str, Any], names: Sequence[str], hosts: Mapping[str, Any]) -> str:
     """What to say at the end: train.launch.ending.last_words."""
     return ending.last_words(verdict, names, {name: hosts[name].get("job_collected") or {} for name in names})
+
+
+def muster_brought(launch: Mapping[str, Any], hosts: Mapping[str, Any]) -> str:
+    """What came of collecting a launch's results: train.launch.ending.brought_words."""
+    names = launch["names"]
+    return "\n".join(ending.brought_words({name: hosts[name].get("job_collected") or {} for name in names}))
+
+
+def muster_calls(names: Sequence[str], launch: Mapping[str, Any], hosts: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Whom a host should be able to call: train.launch.fitness.calls."""
+    return fitness.calls(names, launch, {name: hosts[name]["job_listening"]["ports"] for name in names})
 
 
 class FilterModule:
@@ -95,9 +112,19 @@ class FilterModule:
             "muster_launch": muster_launch,
             "muster_misspelt": muster_misspelt,
             "muster_device": request.device_of,
-            "muster_unfit": ending.unfit,
+            "muster_unfit": fitness.unfit,
+            "muster_clocks": fitness.clocks,
+            "muster_fit": fitness.fit,
+            "muster_calls": muster_calls,
             "muster_refusal": ending.refusal,
             "muster_is_up": muster_is_up,
             "muster_verdict": muster_verdict,
             "muster_last_words": muster_last_words,
+            "muster_status": overview.status,
+            "muster_silent": overview.silent,
+            "muster_pick": overview.pick,
+            "muster_stopped": overview.stopped,
+            "muster_of": muster_of,
+            "muster_brought": muster_brought,
+            "muster_by": lambda _: muster_by(),
         }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,7 +20,7 @@ WORDS = {
     Exit.STOPPED_SAVED: "stopped and saved, run it again to go on",
 }
 _MARK = "muster: "
-_DIGEST_LETTERS, _TAIL = 19, 20
+_TAIL = 20
 
 
 def last_words(verdict: Mapping[str, Any], names: Sequence[str], brought: Mapping[str, Mapping[str, Any]]) -> str:
@@ -32,14 +31,24 @@ def last_words(verdict: Mapping[str, Any], names: Sequence[str], brought: Mappin
         names: hosts in rank order; what the first one said was seen already.
         brought: for each host `dest`, the folder that holds its results now, or `msg`, why there is none.
     """
-    code = Exit(verdict["exit_code"])
     lines = []
     if verdict["host"] != names[0] and verdict["tail"]:
         lines += [f"the last lines of {verdict['host']}:", *(f"  | {line}" for line in verdict["tail"][-_TAIL:])]
-    lines += [f"{_MARK}{name}: not all could be brought: {b['msg']}" for name, b in brought.items() if b.get("msg")]
+    lines += brought_words(brought) if any(brought.values()) else []
+    return "\n".join([*lines, f"{_MARK}{words_with_code(verdict)}"])
+
+
+def brought_words(brought: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """What came of collecting results: for each host `dest`, the folder that holds them now, or `msg`, why not."""
+    lines = [f"{_MARK}{name}: not all could be brought: {b['msg']}" for name, b in brought.items() if b.get("msg")]
     dest = next((b["dest"] for b in brought.values() if b.get("dest")), None)
-    lines += [f"{_MARK}results are in {dest}"] if dest else []
-    return "\n".join([*lines, f"{_MARK}{verdict['words']} (exit code {code}: {WORDS[code]})"])
+    return [*lines, f"{_MARK}results are in {dest}" if dest else f"{_MARK}there are no results"]
+
+
+def words_with_code(verdict: Mapping[str, Any]) -> str:
+    """The verdict's words, and its exit code with what that means."""
+    code = Exit(verdict["exit_code"])
+    return f"{verdict['words']} (exit code {code}: {WORDS[code]})"
 
 
 def refusal(problems: Sequence[str], code: int) -> str:
@@ -99,34 +108,3 @@ def _usage(said: Sequence[str]) -> str:
         return ""
     problems = [line.partition(" | ")[2] or line for line in said[start + 1 :] if not line.startswith(_MARK)]
     return "nothing was started: " + "; ".join(problem.strip() for problem in problems) if problems else ""
-
-
-def unfit(probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], device: str) -> list[str]:
-    """Why these hosts cannot do the job: every reason, each with its host."""
-    problems = []
-    for name, probe in probes.items():
-        if probe.get("unreachable_why"):
-            problems.append(f"{name} cannot be reached: {probe['unreachable_why']}")
-            continue
-        problems += [f"{name}: {problem}" for problem in probe.get("problems", [])]
-        slots = request["hosts"][name]["slots"]
-        if device == "cuda" and probe.get("gpus", 0) < slots:
-            found = f"nvidia-smi lists {probe.get('gpus', 0)}, of device files there are {probe.get('gpu_files', 0)}"
-            problems.append(
-                f"{name}: {slots} GPUs are asked for (slots), but {found}: check driver and container toolkit "
-                "(provision.yml), or say -e muster_device=cpu"
-            )
-        if not request["share"]:
-            problems += [f"{name}: it is in use by {words_of(launch)}" for launch in probe.get("launches", [])]
-    images = {str(probe["image"]): name for name, probe in reversed([*probes.items()]) if probe.get("image")}
-    if len(images) > 1:
-        told = ", ".join(f"{name} has {image[:_DIGEST_LETTERS]}" for image, name in images.items())
-        problems.append(f"the image is not the same everywhere ({told}): run provision.yml")
-    return problems
-
-
-def words_of(launch: Mapping[str, Any]) -> str:
-    """A launch for people."""
-    what = f"run {launch['run_id']}" if launch.get("run_id") else " ".join(launch.get("command") or ["a job"])
-    since = time.strftime("%F %T", time.localtime(launch["since"]))
-    return f"launch {launch['id']} of {launch['by']} since {since} ({what})"

@@ -85,6 +85,10 @@ def verdict(names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]]) -> dic
                 return _told(code, _usage(said) or own[-1].removeprefix(_MARK), name, said)
             if own:
                 return _told(code, own[-1].removeprefix(_MARK), name, said)
+    for name in names:  # it ended before it could judge
+        code, last = hosts[name].get("exit_code"), hosts[name].get("last_words")
+        if code in WORDS and last:
+            return _told(code, f"{name}: {last}", name, [])
     lost = [name for name in names if hosts[name].get("lost")]
     killed = [name for name in names if name not in lost]
     words = " and ".join(
@@ -93,8 +97,7 @@ def verdict(names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]]) -> dic
         if which
     )
     last = next((str(hosts[name]["last_words"]) for name in killed if hosts[name].get("last_words")), "")
-    code = next((hosts[name]["exit_code"] for name in killed if hosts[name].get("exit_code") in WORDS), Exit.HOST_LOST)
-    return _told(code, f"{words}{': ' + last if last else ''}", names[0], [])
+    return _told(Exit.HOST_LOST, f"{words}{': ' + last if last else ''}", names[0], [])
 
 
 def _told(code: int, words: str, host: str, tail: Sequence[str]) -> dict[str, Any]:

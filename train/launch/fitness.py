@@ -27,7 +27,10 @@ def unfit(probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], d
                 "(provision.yml), or say -e muster_device=cpu"
             )
         if not request["share"]:
-            problems += [f"{name}: it is in use by {words_of(launch)}" for launch in probe.get("launches", [])]
+            problems += [
+                f"{name}: it is in use by {words_of(launch)}: wait, or stop.yml, or -e share=true"
+                for launch in probe.get("launches", [])
+            ]
     images = {str(probe["image"]): name for name, probe in reversed([*probes.items()]) if probe.get("image")}
     if len(images) > 1:
         told = ", ".join(f"{name} has {image[:_DIGEST_LETTERS]}" for image, name in images.items())

@@ -60,9 +60,9 @@ class Asked:
         return word in _TRUE
 
     def number(self, name: str, least: float, kind: type = int) -> Any:
-        """A number from `least`, or None where nothing is given."""
+        """A number from `least`; None where nothing is given, or 0 that cannot be meant."""
         text = self.text(name)
-        if not text:
+        if not text or (least > 0 and text == "0"):
             return None
         what = "a whole number" if kind is int else "a number of seconds"
         try:
@@ -103,7 +103,7 @@ def plan_from(names: Sequence[str], variables: Mapping[str, Mapping[str, Any]], 
         try:
             hosts.append(Host(name, host.address, host.slots(None)))
         except UsageError as error:
-            problems += error.problems
+            problems += [problem.removesuffix("; or --nproc-per-node") for problem in error.problems]
     if problems:
         raise UsageError(problems)
     return make_plan(hosts, **more)
@@ -144,6 +144,7 @@ def launch(
     plan = _plan(given, chosen, variables, port_candidates(launch_id, 1)[0] if share else None)
     command, files = _command(given, plan, check_config)
     options = _options(given, detach=detach)
+    grace_s = given.number("grace", 0, float)
     told = {} if plan is None else {
         "table": table(plan),
         "world_size": plan.world_size,
@@ -157,9 +158,10 @@ def launch(
         "ports": [*plan.control_ports],
     }  # fmt: skip
     return {
-        "problems": problems, "id": launch_id, "by": by, "names": chosen, "share": share, "detach": detach,
-        "runtime": runtime, "device": device, "command": command, "files": files, "ours": command[:1] == ["run"],
-        "lease_s": None if detach else LEASE_S, "grace_s": given.number("grace", 0, float) or 300.0, **told,
+        "problems": list(dict.fromkeys(problems)), "id": launch_id, "by": by, "names": chosen,
+        "share": share, "detach": detach, "runtime": runtime, "device": device,
+        "command": command, "files": files, "ours": command[:1] == ["run"],
+        "lease_s": None if detach else LEASE_S, "grace_s": grace_s, **told,
     }  # fmt: skip
 
 

@@ -14,7 +14,6 @@ import time
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
-
 from ansible.module_utils.muster_launch import Agent, RefusalError, alone, launches, run
 
 KEPT = 20

@@ -23,7 +23,7 @@ from ansible.plugins.action import ActionBase
 
 from ansible import constants as C
 
-_ROOT = str(Path(__file__).resolve().parent.parent.parent)
+_ROOT = str(Path(__file__).resolve().parents[4])
 sys.path.insert(0, _ROOT)  # until `train` is found: what else lies there must not be taken for packages
 import train  # noqa: E402, F401
 

@@ -87,6 +87,7 @@ def test_the_crash_of_a_plain_ddp_script_is_told_right(two: Lab, table: Table) -
     job = two.launch([DDP, "1000000", "7", "1", NOW + "model.module.weight.view(3, 3)"])
     event_in(job, 1, timeout_s=240)
     verdict = ended(job, table, "DDP script raises", 5, [5, 5], host="node1", node_rank=1, rank=1, outcome="failed")
-    assert verdict["cause"] == "rank 1 (node1) failed: RuntimeError: shape '[3, 3]' is invalid for input of size 8"
+    said = "RuntimeError: shape '[3, 3]' is invalid for input of size 8 (plain_ddp.py:23)"
+    assert verdict["cause"] == f"rank 1 (node1) failed: {said}"
     assert any("Traceback (most recent call last)" in line for line in verdict["evidence"])
     assert "Connection closed by peer" not in "".join(verdict["evidence"])  # what its victim said

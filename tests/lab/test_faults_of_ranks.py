@@ -39,7 +39,8 @@ def test_rank_raises(two: Lab, table: Table) -> None:
     event_in(job, 1)
     verdict = ended(
         job, table, "rank raises", RANK_DIES_S, [5, 5],
-        host="node1", node_rank=1, rank=1, cause="rank 1 (node1) failed: ValueError: no such label: -1",
+        host="node1", node_rank=1, rank=1,
+        cause="rank 1 (node1) failed: ValueError: no such label: -1 (plain_reduce.py:20)",
     )  # fmt: skip
     assert "[rank1]: Traceback (most recent call last):" in verdict["evidence"]
 

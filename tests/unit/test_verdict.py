@@ -10,6 +10,7 @@ from train.launch.verdict import Failure, Kind, Verdict, cause_of, failure_of_ra
 from train.seam import Exit
 
 COLLECTIVE = "RuntimeError: [../gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.1]:4711"
+HEADER = "Traceback (most recent call last):"
 WEAK = "[W socket.cpp:755] The IPv6 network addresses of (node0, 29500) cannot be retrieved (gai error: -2)."
 
 
@@ -90,7 +91,7 @@ def test_an_abort_over_a_lost_neighbour_is_a_victims() -> None:
 
 
 def test_a_foreign_victim() -> None:
-    failure = judged(1, "Traceback (most recent call last):", COLLECTIVE, step=None)
+    failure = judged(1, HEADER, COLLECTIVE, step=None)
     assert failure.kind is Kind.VICTIM
     assert failure.words == f"rank 3 (node1) lost contact with another rank: {COLLECTIVE}"
 
@@ -100,7 +101,8 @@ def test_a_foreign_victim() -> None:
     [
         (("ValueError: bad",), 1, "ValueError: bad"),
         (("ValueError: bad",), 3, "ValueError: bad (status 3)"),
-        (("Traceback (most recent call last):", '  File "a.py", line 1', "OSError: bad", "", "bye"), 1, "OSError: bad"),
+        ((HEADER, '  File "a.py", line 1, in f', "OSError: bad", "", "bye"), 1, "OSError: bad (a.py:1)"),
+        ((HEADER, '  File "a.py", line 1, in f', "OSError: bad"), 3, "OSError: bad (a.py:1, status 3)"),
         (("my.pack_age.OwnError: bad",), 1, "my.pack_age.OwnError: bad"),
         (("KeyboardInterrupt",), 1, "KeyboardInterrupt"),
         (("ValueError: first", "TypeError: second"), 1, "TypeError: second"),

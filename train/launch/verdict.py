@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from train.launch.signatures import diagnose
+from train.launch.tracebacks import LONGEST, last_words, plain
 from train.seam import Exit
 
 EVIDENCE_LINES = 12
@@ -161,14 +162,30 @@ def _killed(
 
 
 def _said(lines: Sequence[str], code: int) -> str:
-    """The line of a log that says best why a script failed, or its status."""
-    for line in (_OF_A_RANK.sub("", line) for line in reversed(lines)):
-        text = line.strip()
-        head = text.split(":", 1)[0]
-        if line[:1].strip() and head.replace(".", "").replace("_", "").isalnum() and head.endswith(_ERRORS):
-            return f"{text[:300]} (status {code})" if code != 1 else text[:300]
-    return f"it ended with status {code}"
+    """What a log says best of why a script failed: what it raised and where, its last line, or its status."""
+    raised, rest = last_words([plain(line) for line in lines])
+    if raised is not None:
+        place = [raised.place] if raised.place else []
+        more = ", ".join(place + ([f"status {code}"] if code != 1 else []))
+        return f"{raised.text} ({more})" if more else raised.text
+    said = _last_line(rest)
+    if _LIKE_AN_EXCEPTION.match(said):
+        return said if code == 1 else f"{said} (status {code})"
+    status = f"it ended with status {code}"
+    return f"{status}, and said last: {said}" if said and code in _TOLD_BY_PYTHON else status
 
 
-_OF_A_RANK = re.compile(r"^\[rank\d+\]: ")  # torch puts it before each line of a traceback
-_ERRORS = ("Error", "Exception", "Interrupt", "Exit", "Timeout", "Warning")
+def _last_line(lines: Sequence[str]) -> str:
+    """The last line that a program said itself: no warning, nor what belongs to the line above it."""
+    said, is_warning = "", False
+    for line in lines:
+        if line[:1].strip():
+            is_warning = _WARNING.search(line) is not None
+            said = said if is_warning else line.strip()[:LONGEST]
+    return said
+
+
+_TOLD_BY_PYTHON = (1, 2)
+"""`sys.exit("words")`; a wrong option, or a script that is not there."""
+_WARNING = re.compile(r"(?:^|[\s.])\w*Warning: ")
+_LIKE_AN_EXCEPTION = re.compile(r"[^\W\d][\w.]*(?:Error|Exception|Interrupt|Exit|Timeout)(?:: |:?$)")

@@ -130,3 +130,19 @@ def test_a_bad_config_is_refused_once_with_exit_code_2_and_leaves_nothing(tmp_pa
     assert "train.stepz" in output.splitlines()[-1]
     assert "starting again" not in output
     assert list(tmp_path.iterdir()) == []
+
+
+def test_under_nohup_the_end_of_the_terminal_stops_nothing(tmp_path: Path) -> None:
+    """Neither while its modules are loaded nor later."""
+    agent = [sys.executable, "-m", "train", "node", "--standalone", "--", "sh", "-c", "sleep 1; echo went on"]
+    nohup = ["sh", "-c", 'trap "" HUP; exec "$@"', "nohup", *agent]
+    env = clean_environment(MUSTER_RUNS_DIR=str(tmp_path))
+    with subprocess.Popen(nohup, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True) as started:
+        time.sleep(0.05)  # till the shell heeds it no more
+        while started.poll() is None:
+            started.send_signal(signal.SIGHUP)
+            time.sleep(0.01)
+        assert started.stdout is not None
+        said = started.stdout.read()
+    assert (started.returncode, said.splitlines()[-1]) == (0, "muster: finished"), said
+    assert "went on" in said

@@ -70,7 +70,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         become_subreaper()
         loop.set_exception_handler(self._failed_aside)
-        for number in STOP_SIGNALS:
+        for number in _heeded():
             loop.add_signal_handler(number, self._signalled, number)
         loop.add_signal_handler(signal.SIGCHLD, self.node.children_ended)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # what came while modules were loaded comes now
@@ -92,7 +92,7 @@ class Agent:
         self.keeper.say("farewell")
         self.node.close()
         self.console.close()
-        for number in (*STOP_SIGNALS, signal.SIGCHLD):  # nothing changes the status any more, nor trips a closing loop
+        for number in (*_heeded(), signal.SIGCHLD):  # nothing changes the status any more, nor trips a closing loop
             loop.add_signal_handler(number, lambda: None)
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL if number == signal.SIGCHLD else signal.SIG_IGN)
@@ -158,3 +158,9 @@ class Agent:
         if folder.path is not None:
             self.console.say(f"run folder {folder.path}")
         self.console.say(verdict.line)
+
+
+def _heeded() -> list[signal.Signals]:
+    """What is a request to stop: under `nohup` the end of the terminal is none."""
+    is_kept = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    return [number for number in STOP_SIGNALS if not (is_kept and number == signal.SIGHUP)]

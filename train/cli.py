@@ -28,6 +28,9 @@ commands:
              --nproc-per-node 2 -- run --config ddp
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
   stop       ask a run to save and stop: python -m train stop RUN
+  drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
+  checkpoints  list, verify or export what a run has saved: python -m train checkpoints ls RUN
+  sample     what a gpt of yours writes: python -m train sample RUN --prompt 'Once'
   explain    why a run ended, or what a log file tells: python -m train explain RUN
 
 python -m train COMMAND --help tells more."""
@@ -38,6 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Callable[[list[str]], int]] = {"run": run}
     commands |= {name: partial(_launch, name) for name in ("node", "plan", "stop", "explain")}
+    commands |= {name: partial(_tool, module) for name, module in _TOOLS.items()}
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)
         return Exit.FINISHED
@@ -48,6 +52,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"{'no command given' if not arguments else f'no command {arguments[0]!r}'}\n\n{USAGE}", file=sys.stderr)
         return Exit.USAGE
     return commands[arguments[0]](arguments[1:])
+
+
+_TOOLS = {"drill": "checks.drill", "checkpoints": "shelf", "sample": "sample"}
+"""Commands of the training plane beside `run`, and their modules."""
+
+
+def _tool(module: str, argv: list[str]) -> int:
+    return int(import_module(f"train.{module}").main(argv))
 
 
 def _launch(name: str, argv: list[str]) -> int:

@@ -169,6 +169,8 @@ class TrainConfig:
     """Steps between comparisons of the ranks' parameters; 0: never"""
     tensorboard: bool = True
     """Write TensorBoard files"""
+    log_samples: bool = False
+    """Write down which samples each rank sees at each step: samples/rank<r>.jsonl"""
     sample_tokens: int = 400
     """Length of the text that a gpt writes at the end; 0: none"""
 

@@ -21,7 +21,7 @@ from train.eager import keep_compiler_out
 from train.errors import CheckpointError, MusterError, UsageError
 from train.health import Health
 from train.identity import Identity, stable_run_id, time_is_up_s
-from train.metrics import Metrics
+from train.metrics import Metrics, SampleLog
 from train.models import Objective, build_loss, build_model
 from train.optim import build_optimizer
 from train.options import LaunchOptions
@@ -142,6 +142,8 @@ def _train(job: Job, folder: RunFolder | None, path: Path) -> bool:
     """To the end or to a stop; whether it came to the end."""
     if folder is not None:
         job.metrics = Metrics(path, after_step=job.progress.step, tensorboard=job.config.train.tensorboard)
+    if job.config.train.log_samples:
+        job.samples = SampleLog(path / "samples" / f"rank{job.runtime.rank}.jsonl", after_step=job.progress.step)
     job.line.start(job.progress.step)
     if job.config.train.check_replicas_every:
         check_replicas(job.objective.model, job.runtime, job.progress.step)
@@ -200,7 +202,8 @@ def _describe(job: Job, folder: RunFolder | None, path: Path) -> None:
                 log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
             job.health.tell_run_folder(path)
             log.info(f"run folder {path}")
-            for changed in folder.describe(job.config, _environment(job.config, runtime, hosts)) if folder else ():
+            facts = {**_environment(job.config, runtime, hosts), "training_samples": len(job.data.train)}
+            for changed in folder.describe(job.config, facts) if folder else ():
                 log.warning(f"{changed}: from here on equal to rounding, not to the last bit")
         except OSError as error:
             who = f"rank {runtime.rank} ({runtime.host})"

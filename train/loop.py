@@ -26,6 +26,9 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
     pending: Step | None = None
     stopping = False
     meter = Meter(job)
+    if _every(config.train.eval_every, progress.step) and progress.evaluated_step < progress.step < job.steps:
+        meter.note_evaluation(evaluate(job))  # the run was stopped before it came to that
+        meter.restart()
     job.health.enter(Phase.FIRST_STEP, progress.step)
 
     for window in job.batches.windows(progress.step, job.steps):
@@ -63,6 +66,8 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
         job.optimizer.zero_grad()
         strategy.sync_buffers()
         progress.step = step
+        if job.samples is not None:
+            job.samples.write(step, [i for micro in window if not micro.is_padding for i in micro.ids.tolist()])
         job.end_step()
 
         # What the step before told is read now: the host never waits for the step it has just queued.

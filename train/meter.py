@@ -65,6 +65,7 @@ class Meter:
     def note_evaluation(self, evaluation: Evaluation) -> None:
         """Write an evaluation's row."""
         job = self._job
+        job.progress.evaluated_step = job.progress.step
         job.progress.best_eval_loss = min(job.progress.best_eval_loss, evaluation.loss)
         log.info(f"step {job.progress.step}  validation loss {evaluation.loss:.4f}")
         if job.metrics is not None:

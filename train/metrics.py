@@ -60,6 +60,24 @@ class Metrics:
             self._warned = True
 
 
+class SampleLog:
+    """Which samples a rank has seen: a row for each step, cut back like the metrics."""
+
+    def __init__(self, path: Path, *, after_step: int) -> None:
+        """
+        Args:
+            path: the rank's file.
+            after_step: the step the run goes on from; later rows go.
+        """
+        path.parent.mkdir(exist_ok=True)
+        _cut_back(path, after_step)
+        self._file: IO[str] = path.open("a", encoding="utf-8", buffering=1)
+
+    def write(self, step: int, ids: list[int]) -> None:
+        """One step's."""
+        self._file.write(json.dumps({"step": step, "ids": ids}) + "\n")
+
+
 def _cut_back(path: Path, after_step: int) -> None:
     """Drop rows later than a step, and a last line cut short by a crash."""
     if not path.exists():

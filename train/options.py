@@ -156,6 +156,15 @@ def _defaults() -> dict[str, Any]:
     return {key: value for key, value, _ in flatten(Config().as_dict())}
 
 
+def config_of(values: dict[str, Any]) -> Config:
+    """The config that a checkpoint holds as a dict. Raises UsageError where this Muster does not know all of it."""
+    parser = make_parser()
+    try:
+        return build(parser, parser.parse_object(values))
+    except (ArgumentError, TypeError, KeyError) as error:
+        raise UsageError(f"its config is of another version of Muster: {error}") from None
+
+
 def read_config(argv: Sequence[str], world_size: int = 1) -> Config:
     """The config that a command line names, typed but not yet checked for a world size.
 

@@ -51,6 +51,14 @@ STOP_SIGNALS = (
 )  # at an agent: please stop
 
 
+def find_run(name: str, runs_dir: Path) -> Path | None:
+    """The folder of a run given by name or by path."""
+    for path in (runs_dir / name, Path(name)):
+        if path.is_dir() and any((path / file).exists() for file in ("plan.json", "config.yaml", "verdict.json")):
+            return path
+    return None
+
+
 class Phase(IntEnum):
     """What a rank is doing; each phase has a time-out of its own."""
 

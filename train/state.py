@@ -12,7 +12,7 @@ from train.checkpoint import State
 from train.config import Config
 from train.data import Batches, Data, Order
 from train.health import Health
-from train.metrics import Metrics
+from train.metrics import Metrics, SampleLog
 from train.models import Objective
 from train.precision import Precision
 from train.progress import StepLine
@@ -42,6 +42,8 @@ class Progress:
     saved_step: int = 0
     """The newest step there is a checkpoint of."""
     best_eval_loss: float = math.inf
+    evaluated_step: int = 0
+    """The newest step after which it was evaluated: a stop may have come between the step and its evaluation."""
     evaluation: Evaluation | None = None
     items: float = 0.0
     seconds: float = 0.0
@@ -68,6 +70,8 @@ class Job:
     """Only rank 0 writes checkpoints."""
     metrics: Metrics | None = None
     """Only rank 0 keeps them."""
+    samples: SampleLog | None = None
+    """Where it is asked for."""
     progress: Progress = field(default_factory=Progress)
     health: Health = field(default_factory=Health)
     """What this rank is doing, and its word to the node agent."""
@@ -91,6 +95,7 @@ def state_of(job: Job) -> State:
             "updates": job.progress.updates,
             "saved_step": job.progress.step,
             "best_eval_loss": job.progress.best_eval_loss,
+            "evaluated_step": job.progress.evaluated_step,
         },
         "data": job.data.fingerprint,
         "config": job.config.as_dict(),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,6 +22,8 @@ class Micro:
 
     tensors: Batch
     """Inputs of the model, then the target, on the device."""
+    ids: torch.Tensor
+    """Which samples these are, on the CPU."""
     is_padding: bool = False
     """The rank has no share of this one: a sample stands in, so that all ranks run the same collectives."""
 
@@ -57,7 +59,7 @@ class Batches:
         order = self.sampler.order
         for index in range(first, stop):
             seed = mix(order.seed, index // order.batches_per_epoch)
-            yield [Micro(self._samples.gather(ids, seed), padding) for ids, padding in self.sampler.window(index)]
+            yield [Micro(self._samples.gather(ids, seed), ids, padding) for ids, padding in self.sampler.window(index)]
 
     def _loaded(self, first: int, stop: int) -> Iterator[Window]:
         """The tutorial's way: a DataLoader with workers, pinned memory, a sampler told the epoch."""
@@ -78,7 +80,7 @@ class Batches:
             end = min(stop, (epoch + 1) * per_epoch)
             micros = iter(loader)
             for index in range(first, end):
-                yield [Micro(next(micros), padding) for _, padding in sampler.window(index)]
+                yield [Micro(next(micros), ids, padding) for ids, padding in sampler.window(index)]
             first = end
 
 
@@ -163,7 +165,7 @@ def _ahead(windows: Iterable[Window], device: torch.device) -> Iterator[Window]:
     def copy(window: Window) -> tuple[Window, torch.cuda.Event]:
         with torch.cuda.stream(stream):
             copies = [
-                Micro(tuple(_pinned(t).to(device, non_blocking=True) for t in micro.tensors), micro.is_padding)
+                replace(micro, tensors=tuple(_pinned(t).to(device, non_blocking=True) for t in micro.tensors))
                 for micro in window
             ]
             return copies, stream.record_event()

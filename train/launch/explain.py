@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from train.launch.log_scan import Located, Scan
-from train.launch.stop import find_run
-from train.seam import RUNS_DIR, Exit
+from train.seam import RUNS_DIR, Exit, find_run
 
 EPILOG = """examples:
   python -m train explain demo                 the run folder runs/demo

@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from train.seam import RUNS_DIR, STOP_FILE, Exit
+from train.seam import RUNS_DIR, STOP_FILE, Exit, find_run
 
 POLL_S = 0.2
 
@@ -49,14 +49,6 @@ def main(argv: Sequence[str]) -> int:
         return _wait(folder, options.timeout_s)
     except KeyboardInterrupt:
         return Exit.FINISHED
-
-
-def find_run(name: str, runs_dir: Path) -> Path | None:
-    """The folder of a run given by name or by path."""
-    for path in (runs_dir / name, Path(name)):
-        if path.is_dir() and any((path / file).exists() for file in ("plan.json", "config.yaml", "verdict.json")):
-            return path
-    return None
 
 
 def is_running(folder: Path) -> bool:

@@ -1,0 +1,1 @@
+"""Proofs that a user can run: what is promised is shown on this machine."""

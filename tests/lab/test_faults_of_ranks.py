@@ -71,6 +71,31 @@ time.sleep(3600)
     assert "micro_size" in verdict["advice"]
 
 
+def test_worker_out_of_memory(two: Lab, table: Table) -> None:
+    """The kernel kills the largest process: a rank's child, which the rank finds gone."""
+    two.hosts[1].limit_memory(100)
+    eats = script(
+        two,
+        "eats.py",
+        f"""
+import concurrent.futures, os, time
+def eat():
+    {NOW}
+    return [b"x" * 1_000_000 for _ in range(1000)]
+print("up", flush=True)
+if os.environ["RANK"] == "1":
+    with concurrent.futures.ProcessPoolExecutor(1) as pool:
+        pool.submit(eat).result()
+time.sleep(3600)
+""",
+    )
+    job = two.launch(eats, limited=[1])
+    event_in(job, 1)
+    verdict = ended(job, table, "worker out of memory (control group)", RANK_DIES_S, [5, 5], host="node1", rank=1)
+    assert "BrokenProcessPool" in verdict["cause"]
+    assert verdict["cause"].endswith("(eats.py:9): out of memory, the kernel says")
+
+
 def test_rank_stopped(two: Lab, table: Table) -> None:
     job = two.launch(own(two, "os.kill(os.getpid(), signal.SIGSTOP)", f"--runtime.step_timeout_s={STEP_S}"))
     event_in(job, 1)

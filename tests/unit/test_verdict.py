@@ -70,6 +70,42 @@ def test_out_of_memory_by_the_kernels_own_word() -> None:
     assert "micro_size" in str(failure.advice)
 
 
+WORKERS = [  # what is raised where a child was killed, as torch and Python have it
+    "RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed.",
+    "RuntimeError: DataLoader worker (pid(s) 4711, 4712) exited unexpectedly",
+    "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly while the "
+    "future was running or pending.",
+    "subprocess.CalledProcessError: Command '['ffmpeg']' died with <Signals.SIGKILL: 9>.",
+]
+
+
+@pytest.mark.parametrize("said", WORKERS)
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_a_worker_killed_for_want_of_memory(said: str, is_ours: bool) -> None:
+    of_ours = told("exception", 5, said) if is_ours else None
+    lines = () if is_ours else (HEADER, '  File "train.py", line 8, in <module>', said)
+    failure = judged(1, *lines, told=of_ours, oom=True)
+    place = "" if is_ours else " (train.py:8)"
+    assert failure.kind is Kind.EXCEPTION
+    assert failure.words == f"rank 3 (node1) failed at step 412: {said}{place}: out of memory, the kernel says"
+    assert "fewer data workers" in str(failure.advice)
+    assert "the kernel says" not in judged(1, *lines, told=of_ours).words
+
+
+def test_memory_is_not_blamed_for_what_it_did_not_do() -> None:
+    """Something else on that host, in the same control group, was killed for want of it."""
+    for code, lines in ((1, (HEADER, "ValueError: bad")), (-11, ()), (-15, ()), (1, (HEADER, COLLECTIVE))):
+        assert "out of memory" not in judged(code, *lines, oom=True).words
+
+
+@pytest.mark.parametrize("number", [15, 1, 2, 10, 12])
+def test_a_signal_that_nobody_sends_to_himself(number: int) -> None:
+    advice = str(judged(-number).advice)
+    assert advice.startswith("somebody or something outside that rank sent it: the batch system")
+    assert "native code" not in advice
+    assert "native code" in str(judged(-11).advice)
+
+
 def test_a_known_line_explains_a_crash() -> None:
     failure = judged(-7, "Fatal Python error: Bus error")
     assert "signal 7 (SIGBUS) at step 412: a bus error" in failure.words

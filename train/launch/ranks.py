@@ -173,7 +173,7 @@ class Rank:
             "is_ours": status.is_ours,
             "step": status.step if status.is_ours and status.step else None,
             "saved_step": status.saved_step,
-            "oom": self.code == -signal.SIGKILL and memory.kills(self._counters) > self._kills,
+            "oom": memory.kills(self._counters) > self._kills,
             "told": told if isinstance(told, dict) and {"kind", "exit_code", "words"} <= told.keys() else None,
             "lines": list(self.output.last),
             "gpu": gpu,

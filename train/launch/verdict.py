@@ -98,8 +98,9 @@ def failure_of_rank(end: Mapping[str, Any], host: str, node_rank: int, now_s: fl
     """A rank's end as its agent told it, judged.
 
     Args:
-        end: `rank`, `code` (minus the signal's number, as subprocess has it), `step` (None: unknown), `oom`,
-            `told` (failure.json of our own ranks, else None), `lines` (last of its log).
+        end: `rank`, `code` (minus the signal's number, as subprocess has it), `step` (None: unknown),
+            `oom` (the kernel killed something of its control group for want of memory), `told` (failure.json of
+            our own ranks, else None), `lines` (last of its log).
         host: the rank's.
         node_rank: the host's.
         now_s: agent 0's clock.
@@ -130,6 +131,8 @@ def failure_of_rank(end: Mapping[str, Any], host: str, node_rank: int, now_s: fl
         kind, words = Kind.VICTIM, f"{who} lost contact with another rank{when}: {_said(lines, code)}"
     else:
         words = f"{who} failed{when}: {_said(lines, code)}"
+    if end.get("oom") and kind is Kind.EXCEPTION and _WORKER_KILLED.search(words):
+        words, advice = f"{words}: {_OUT_OF_MEMORY}", _LESS_MEMORY
     return Failure(kind, now_s, words, exit_code, host, node_rank, end["rank"], end["step"], lines, advice)
 
 
@@ -146,11 +149,8 @@ def _killed(
     except ValueError:
         name = "a real-time signal"
     words = f"{who} signal {number} ({name}){when}"
-    if end.get("oom"):
-        return (
-            f"{words}: out of memory, the kernel says",
-            "make batch.micro_size smaller (or the model), use fewer data workers, or give the job more memory",
-        )
+    if end.get("oom") and number == signal.SIGKILL:
+        return f"{words}: {_OUT_OF_MEMORY}", _LESS_MEMORY
     if found:
         return f"{words}: {found}", advice
     if number == signal.SIGKILL:
@@ -158,7 +158,20 @@ def _killed(
             "somebody or something on that host did it: the kernel for want of memory (`dmesg | grep -i oom`), "
             "the batch system, or a person"
         )
+    if number in _FROM_OUTSIDE:
+        return words, (
+            "somebody or something outside that rank sent it: the batch system (a time limit, a preemption), another "
+            "program on that host, or a person"
+        )
     return words, advice or f"what it said last is in its log; `{name}` from within is a crash in native code"
+
+
+_OUT_OF_MEMORY = "out of memory, the kernel says"
+_LESS_MEMORY = "make batch.micro_size smaller (or the model), use fewer data workers, or give the job more memory"
+_WORKER_KILLED = re.compile(
+    r"is killed by signal: Killed|exited unexpectedly|terminated abruptly|<Signals\.SIGKILL: 9>"
+)
+_FROM_OUTSIDE = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def _said(lines: Sequence[str], code: int) -> str:

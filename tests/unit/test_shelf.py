@@ -25,8 +25,9 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-m", "train", "run", "--strategy.name", "baseline", "--model.layers", "1",
          "--model.width", "16", "--data.block_size", "8", "--data.val_fraction", "0.1",
-         "--data.paths", f"[{folder / 'text.txt'}]", "--data.cache_dir", str(folder), "--batch.global_size", "4", "--train.steps", "5", "--train.save_every", "2",
-         "--train.sample_tokens", "0", "--runs-dir", str(folder), "--run-id", "mine"],
+         "--data.paths", f"[{folder / 'text.txt'}]", "--data.cache_dir", str(folder), "--batch.global_size", "4",
+         "--train.steps", "5", "--train.save_every", "2", "--train.sample_tokens", "0",
+         "--runs-dir", str(folder), "--run-id", "mine"],
         cwd=ROOT, env=clean_environment(), check=True, capture_output=True,
     )  # fmt: skip
     return folder

@@ -45,8 +45,9 @@ lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	$(BIN)/shellcheck $(SCRIPTS)
 	$(BIN)/yamllint --strict compose.yaml compose.gpu.yaml train
 
-soak: $(READY) ## kill a rank a hundred times: is anything left behind? ten minutes, needs root
+soak: $(READY) ## kill a rank a hundred times (needs root), and a drill of twenty faults: is anything lost or left? twenty minutes
 	$(BIN)/python -m tests.soak
+	$(BIN)/python -m train drill --config ddp --kills 20 --train.steps 200 --train.save_every 20 --train.eval_every 50
 
 bench: $(READY) ## measure, print figures
 	$(BIN)/python -m tests.bench

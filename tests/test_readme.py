@@ -36,6 +36,11 @@ ELSEWHERE = {
     "head -c 32 /dev/urandom | base64 > secret; chmod 600 secret; export MUSTER_SECRET_FILE=secret": "the two hosts",
     "python -m train stop my-run": "tests/distributed/test_node.py",
     "python -m train explain my-run": "tests/distributed/test_node.py",
+    "python -m train checkpoints ls my-run": "tests/unit/test_shelf.py, as are the next three",
+    "python -m train checkpoints verify my-run": "",
+    "python -m train checkpoints export my-run --output my-run.safetensors": "",
+    "python -m train sample my-run --prompt 'Once upon a time'": "",
+    "python -m train drill --config ddp --kills 5 --train.steps 200 --train.save_every 20": "test_nothing_lost.py",
     "srun --ntasks-per-node 2 python -m train run --config ddp": "needs a cluster; test_identity.py has its variables",
 }
 

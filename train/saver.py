@@ -50,6 +50,11 @@ class Saver:
         self._slowest_s: float | None = None
 
     @property
+    def is_writing(self) -> bool:
+        """Whether a save is on its way to the disk."""
+        return self._writing is not None and not self._writing.done()
+
+    @property
     def seconds(self) -> float:
         """How long a save may take, from copy to disk: the slowest one yet; a guess before the first."""
         if self._slowest_s is not None:

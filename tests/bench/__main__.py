@@ -1,6 +1,6 @@
-"""`make bench`: the agent beside torchrun; steps a second of the loop over a loop written by hand, pairs in turn.
+"""`make bench`: the agent beside torchrun; steps a second of the loop over a loop written by hand; a save's stall.
 
-`python -m tests.bench NAME`: one of `loop`, `agent` and `agents` (many of them: not in `make bench`) alone.
+`python -m tests.bench NAME`: one of `loop`, `agent`, `saving` and `agents` (many of them: not in `make bench`) alone.
 
 The hand-written loop is the strongest there is: the same model, fused AdamW, batches by one indexing, clipping, and no
 logging, checks, schedule or reseeding.
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import agent, agents
+from tests.bench import agent, agents, saving
 from tests.jobs import config_of, make_job
 from train import loop
 from train.health import Health
@@ -95,8 +95,8 @@ def _loop() -> dict[str, dict[str, float]]:
 
 def main(argv: list[str]) -> None:
     """Measure, print tables, write `bench.json` where BENCH_JSON names a file."""
-    benches = {"agent": agent.main, "loop": lambda _: _loop(), "agents": agents.main}
-    names = argv[:1] or ["agent", "loop"]
+    benches = {"agent": agent.main, "loop": lambda _: _loop(), "agents": agents.main, "saving": saving.main}
+    names = argv[:1] or ["agent", "loop", "saving"]
     rows = {name: benches[name](argv[1:]) for name in names}
     if "BENCH_JSON" in os.environ:
         Path(os.environ["BENCH_JSON"]).write_text(json.dumps(rows, indent=1) + "\n")

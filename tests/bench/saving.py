@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_saver import async_save
 
 from tests.ranks import free_port
 from train.checkpoint import Checkpoints
@@ -60,7 +60,7 @@ def stalls(megabytes: float, folder: Path) -> dict[str, list[float]]:
         found["torch.save + fsync"].append(blocking_s(state, folder))
         target = folder / f"dcp-{number}"
         began_s = time.perf_counter()
-        saving = dcp.async_save(state, checkpoint_id=target)
+        saving = async_save(state, checkpoint_id=target)
         found["dcp.async_save"].append(time.perf_counter() - began_s)
         saving.result()  # type: ignore[union-attr]
         shutil.rmtree(target)

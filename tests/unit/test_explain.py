@@ -8,6 +8,7 @@ import json
 import random
 import subprocess
 import sys
+import time
 import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
@@ -211,6 +212,118 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
     tracemalloc.stop()
     assert "disk-full" in {at.finding.signature.name for at in scan.findings()}
     assert peak < 16 << 20
+
+
+# Exceptions that are not known
+
+HEADER = "Traceback (most recent call last):"
+LABEL = [HEADER, '  File "/work/my train.py", line 88, in loss', "    return weights[name]",
+         '  File "/v/lib/python3.11/site-packages/x.py", line 3, in get', "KeyError: 'label_17'"]  # fmt: skip
+TORCHRUN = next(line for name, line, _ in SAMPLES if name == "torchrun-failed")
+WEAK = next(line for name, line, _ in SAMPLES if name == "c10d-name")
+CHILD_FAILED = [HEADER, '  File "/v/bin/torchrun", line 8, in <module>',
+                "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: ", "=" * 60]  # fmt: skip
+
+
+def each(prefix: str, lines: Sequence[str]) -> list[str]:
+    return [prefix + line for line in lines]
+
+
+def test_an_exception_is_named_before_victims_and_what_torchrun_says() -> None:
+    victim = [*each("[rank0]: ", [HEADER, '  File "train.py", line 70, in <module>']), GONE]
+    lines = [WEAK, "step 3", *victim, *each("[rank1]: ", LABEL), TORCHRUN, *CHILD_FAILED]
+    out = explained(log("train.log", *lines))
+    assert out.splitlines()[:4] == [
+        "most probable cause: rank 1: it raised KeyError: 'label_17' (my train.py:88)",
+        "what to do: the traceback there tells how it came to it",
+        "where: train.log, line 10",
+        "  KeyError: 'label_17'",
+    ]
+    assert "ChildFailedError" not in out
+    assert "ended with status" in out.split("found too")[1]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "who"),
+    [
+        ("", ""),
+        ("[rank1]: ", "rank 1: "),
+        ("node1 rank 1 | ", "rank 1 (node1): "),
+        ("node1 rank 1 | [rank1]: ", "rank 1 (node1): "),
+        ("2026-11-30 12:00:00.123 ", ""),
+        ("node1-1  | [rank3]: ", "rank 3 (node1): "),
+        ("[1,4]<stderr>:", "rank 4: "),
+        ("3: ", "rank 3: "),
+    ],
+)
+def test_whose_traceback_it_is(prefix: str, who: str) -> None:
+    out = explained(log("train.log", *each(prefix, LABEL), "step 4"))
+    assert out.startswith(f"cause: {who}it raised KeyError: 'label_17' (my train.py:88)\n")
+
+
+def test_ranks_that_write_at_a_time() -> None:
+    bad = [HEADER, '  File "a.py", line 1, in f', "ValueError: bad"]
+    pairs = zip(each("[rank1]: ", LABEL), each("[rank0]: ", [*bad, "", ""]), strict=True)
+    out = explained(log("train.log", *(line for pair in pairs for line in pair)))
+    assert out.startswith("most probable cause: rank 0: it raised ValueError: bad (a.py:1)\n")
+    assert "  train.log:9: rank 1: it raised KeyError: 'label_17' (my train.py:88)\n" in out
+
+
+def test_what_is_known_of_an_exception_is_told_instead() -> None:
+    out = explained(log("train.log", HEADER, '  File "a.py", line 1, in f', OOM.removeprefix("[rank3]: ")))
+    assert out.startswith("cause: GPU 3 was full")
+
+
+def test_a_known_cause_goes_before_an_exception_and_that_before_a_victims() -> None:
+    lost = [HEADER, "torch.distributed.DistBackendError: NCCL error in: x.cpp:1, internal error"]
+    out = explained(log("a.log", *lost, *LABEL, FULL))
+    assert out.startswith("most probable cause: a disk is full")
+    told = [line for line in out.splitlines() if line.startswith("  a.log:")]
+    assert ["it raised KeyError" in told[0], "DistBackendError" in told[1]] == [True, True]
+
+
+def test_the_last_of_a_chain_counts_and_what_python_went_on_from_does_not() -> None:
+    chained = ["", "During handling of the above exception, another exception occurred:", "", HEADER, "Odd: b"]
+    ignored = ["Exception ignored in: <function D.__del__ at 0x7f>", HEADER, "RuntimeError: late"]
+    out = explained(log("a.log", *LABEL, *chained, *ignored, "--- Logging error ---", HEADER, "TypeError: format"))
+    assert out.startswith("cause: it raised Odd: b\n")
+    assert "also" not in out and "late" not in out and "format" not in out
+
+
+def test_what_ended_a_thread_alone_comes_after_what_ended_the_program() -> None:
+    thread = ["Exception in thread Thread-1 (f):", *LABEL]
+    assert explained(log("a.log", "x", *thread)).startswith("cause: it raised KeyError: 'label_17'")
+    out = explained(log("a.log", *each("[rank0]: ", thread), "step 3", *each("[rank2]: ", [HEADER, "Odd: b"])))
+    assert out.startswith("most probable cause: rank 2: it raised Odd: b\n")
+    assert "  a.log:6: rank 0: it raised KeyError" in out
+
+
+def test_a_group_of_exceptions() -> None:
+    group = ["  + Exception Group " + HEADER, '  |   File "a.py", line 4, in f', "  | ExceptionGroup: two (2 of them)",
+             "  +-+---------------- 1 ----------------", "    | " + HEADER, '    |   File "b.py", line 5, in g',
+             "    | ValueError: a", "    +------------------------------------"]  # fmt: skip
+    for prefix in ("", "[rank1]: "):
+        out = explained(log("a.log", *each(prefix, group)))
+        assert "it raised ExceptionGroup: two (2 of them), the first: ValueError: a (b.py:5)\n" in out
+        assert out.startswith("cause: ")
+
+
+@QUICK
+@given(st.lists(st.sampled_from([*LABEL, *each("[rank1]: ", LABEL), "  + Exception Group " + HEADER, "  | x", "",
+                                 "During handling of the above exception, another exception occurred:"])))  # fmt: skip
+def test_torn_tracebacks_are_no_trouble(lines: list[str]) -> None:
+    scan = Scan()
+    scan.read(io.BytesIO("\n".join(lines).encode()), "a.log")
+    assert len(scan.findings()) <= lines.count("KeyError: 'label_17'") + lines.count(each("[rank1]: ", LABEL)[-1]) + 9
+
+
+def test_a_log_of_nothing_but_tracebacks_takes_no_time() -> None:
+    data = "\n".join([*LABEL, *each("[rank1]: ", LABEL[:2])] * 5000).encode()
+    began = time.perf_counter()
+    scan = Scan()
+    scan.read(io.BytesIO(data), "a.log")
+    assert time.perf_counter() - began < 10
+    assert [at.number for at in scan.findings()] == [5]
 
 
 # Who is behind

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
-from train.launch.signatures import LONGEST_LINE, Finding, find, signatures
+from train.launch.signatures import LONGEST_LINE, Finding, Kind, find, signatures, unknown
+from train.launch.tracebacks import MARKS, Raised, Reader, Standing, start_of
 from train.seam import LOG_ONLY
 
 _BLOCK_BYTES = 1 << 20
@@ -32,6 +33,10 @@ _WHO = tuple(
         r"^(?P<host>[a-z][a-z.-]*\d[\w.-]*): ",  # pdsh and the like
     )
 )
+_TIME = re.compile(r"^\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)?(?: |$)")
+_STARTS = [mark.encode() for mark in MARKS]
+_MOST_AT_ONCE, _MOST_BETWEEN = 256, 200
+_OF_A_VICTIM = re.compile(r"torch\.distributed\.(?:Dist\w+Error|elastic\.)|KeyboardInterrupt")
 _WHO_BY_PATH = re.compile(r"node\d+-(?P<host>[^/]+)/rank(?P<rank>\d+)\.log$|rank(?P<rank2>\d+)\.\w+$")
 
 
@@ -66,26 +71,46 @@ class Scan:
 
     def read(self, stream: BinaryIO, file: str) -> None:
         """Look through a log. Raises OSError."""
-        by_path = _WHO_BY_PATH.search(file)
-        for number, line in lines_with_marks(stream):
+        tracebacks = _Tracebacks()
+        for number, line in lines_with_marks(stream, tracebacks):
             self._note_state(line)
             found = find(line)
-            if found is None:
-                continue
-            rank, host = who_of(line)
-            if by_path:
-                rank = int(by_path["rank"] or by_path["rank2"]) if rank is None else rank
-                host = host or by_path["host"]
-            key = (found.signature.name, file, rank, host)
-            if key not in self._first and len(self._first) < _MOST_FINDINGS:
-                self._first[key] = Located(found, file, number, rank, host)
-            first = self._first.get(key)
-            if first is not None:
-                self.counts[first] = self.counts.get(first, 0) + 1
+            if found is not None:
+                self._note(found, file, number, line)
+        tracebacks.finish()
+        for raised, prefix in tracebacks.raised:
+            self._note_raised(raised, prefix, file)
+
+    def _note(self, found: Finding, file: str, number: int, line: str) -> None:
+        rank, host = who_of(line)
+        by_path = _WHO_BY_PATH.search(file)
+        if by_path:
+            rank = int(by_path["rank"] or by_path["rank2"]) if rank is None else rank
+            host = host or by_path["host"]
+        name = found.cause if found.signature.is_unknown else found.signature.name
+        key = (name, file, rank, host)
+        if key not in self._first and len(self._first) < _MOST_FINDINGS:
+            self._first[key] = Located(found, file, number, rank, host)
+        first = self._first.get(key)
+        if first is not None:
+            self.counts[first] = self.counts.get(first, 0) + 1
+
+    def _note_raised(self, raised: Raised, prefix: str, file: str) -> None:
+        """What a traceback ended with, unless it is known better, or only tells that something else ended."""
+        if raised.standing is Standing.IGNORED or "ChildFailedError" in raised.text or find(raised.text) is not None:
+            return
+        kind: Kind = "collective" if _OF_A_VICTIM.match(raised.text) else "exception"
+        is_weak = raised.standing is Standing.ASIDE
+        found = unknown(f"it raised {raised.words}", raised.text, kind, is_weak=is_weak)
+        self._note(found, file, raised.number, f"{prefix} {raised.text}")
 
     def findings(self, first_rank: int | None = None) -> list[Located]:
         """The most probable cause first: causes before victims, then those of `first_rank`, then as they came."""
-        return sorted(self.counts, key=lambda at: (at.finding.signature.order, at.rank != first_rank))
+        files = {file: index for index, file in enumerate(dict.fromkeys(at.file for at in self.counts))}
+        return sorted(
+            self.counts,
+            key=lambda at: (at.finding.signature.order, at.rank != first_rank, files[at.file], at.number),
+        )
 
     def behind(self) -> str | None:
         """Which rank the others waited for, if NCCL's reports tell."""
@@ -112,9 +137,61 @@ class Scan:
             ranks.setdefault(int(found["rank"]) if rank is None else rank, int(found["enqueued"]))
 
 
-def lines_with_marks(stream: BinaryIO) -> Iterator[tuple[int, str]]:
-    """Lines that may be of interest, with their numbers. Holds two megabytes at most, whatever the lines' lengths."""
-    marks = [mark.encode() for signature in signatures() for mark in signature.marks] + [_ENQUEUED.encode()]
+class _Tracebacks:
+    """Tracebacks of a log: each has lines of its own prefix, and several ranks write at a time."""
+
+    def __init__(self) -> None:
+        self.raised: list[tuple[Raised, str]] = []
+        """What they ended with, and the prefix of its line."""
+        self._readers: dict[str, Reader] = {}
+        self._fed: dict[str, int] = {}
+
+    @property
+    def is_open(self) -> bool:
+        """Whether lines without a mark count too."""
+        return bool(self._readers)
+
+    def feed(self, line: str, number: int) -> None:
+        """Take a line: all that have a mark, and while it is open all."""
+        line = _TIME.sub("", line)
+        for prefix in [prefix for prefix, fed in self._fed.items() if number - fed > _MOST_BETWEEN]:
+            self._close(prefix)
+        own = max((prefix for prefix in self._readers if line.startswith(prefix)), key=len, default=None)
+        start = start_of(line)
+        if start >= 0 and (own is None or not self._readers[own].is_in_group(line[len(own) :])):
+            own = line[:start].rstrip()
+            if own not in self._readers and len(self._readers) < _MOST_AT_ONCE:
+                self._readers[own] = Reader()
+        if own is None or own not in self._readers:
+            return
+        self._note(self._readers[own].feed(line[len(own) :], number), own)
+        self._fed[own] = number
+        if not self._readers[own].is_open:
+            self._close(own)
+
+    def finish(self) -> None:
+        """No more lines come."""
+        for prefix in list(self._readers):
+            self._close(prefix)
+
+    def _close(self, prefix: str) -> None:
+        self._fed.pop(prefix, None)
+        self._note(self._readers.pop(prefix).finish(), prefix)
+
+    def _note(self, raised: Raised | None, prefix: str) -> None:
+        if raised is not None and len(self.raised) < _MOST_FINDINGS:
+            self.raised.append((raised, prefix))
+
+
+def lines_with_marks(stream: BinaryIO, also: _Tracebacks | None = None) -> Iterator[tuple[int, str]]:
+    """Lines that may be of interest, with their numbers. Holds two megabytes at most, whatever the lines' lengths.
+
+    Args:
+        stream: the log.
+        also: takes all lines that tracebacks may be made of; those have no marks.
+    """
+    marks = [mark.encode() for signature in signatures() for mark in signature.marks]
+    marks.append(_ENQUEUED.encode())
     number, rest = 1, b""
     while block := stream.read(_BLOCK_BYTES):
         data = rest + block
@@ -122,23 +199,29 @@ def lines_with_marks(stream: BinaryIO) -> Iterator[tuple[int, str]]:
         end = max(data.rfind(b"\n"), data.rfind(b"\r")) + 1
         if not end and len(data) > _BLOCK_BYTES:
             end = len(data) - _OVERLAP_BYTES
-        yield from _marked(data[:end], number, marks)
+        yield from _marked(data[:end], number, marks, also)
         number += data.count(b"\n", 0, end)
         rest = data[end:]
-    yield from _marked(rest, number, marks)
+    yield from _marked(rest, number, marks, also)
 
 
-def _marked(data: bytes, number: int, marks: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+def _marked(data: bytes, number: int, marks: Iterable[bytes], also: _Tracebacks | None) -> Iterator[tuple[int, str]]:
     present = [mark for mark in marks if mark in data]  # a search in a whole block is many times faster than in lines
-    if not present:
+    starts = [mark for mark in _STARTS if mark in data] if also else []
+    if not present and not starts and not (also and also.is_open):
         return
     for offset, line in enumerate(data.split(b"\n")):
         for piece in line.split(b"\r"):
             at = min((place for mark in present if (place := piece.find(mark)) >= 0), default=-1)
-            if at >= 0:
+            is_fed = also is not None and (also.is_open or any(mark in piece for mark in starts))
+            if at >= 0 or is_fed:
                 start = max(0, at - LONGEST_LINE // 2) if len(piece) > LONGEST_LINE else 0
                 text = piece[start : start + LONGEST_LINE].decode("utf-8", errors="replace")
-                yield number + offset, _COLOUR.sub("", text).removeprefix(LOG_ONLY)
+                text = _COLOUR.sub("", text).removeprefix(LOG_ONLY)
+                if is_fed and also:
+                    also.feed(text, number + offset)
+                if at >= 0:
+                    yield number + offset, text
 
 
 def who_of(line: str) -> tuple[int | None, str | None]:

@@ -29,11 +29,15 @@ class Signature:
     """What the line must match; None: a mark suffices."""
     is_weak: bool = False
     """Also seen where nothing is wrong, or where another failure led to it."""
+    is_unknown: bool = False
+    """An exception of which nothing more is known."""
 
     @property
     def order(self) -> int:
-        """Causes (0) come before what may be one (1), and that before its victims (2)."""
-        return 2 if self.kind == "collective" else int(self.is_weak)
+        """Known causes (0) come before other exceptions (1), then what may be a cause (2), then victims (3)."""
+        if self.kind == "collective":
+            return 3
+        return 2 if self.is_weak else int(self.is_unknown)
 
     def match(self, line: str) -> Finding | None:
         """What this signature says of a line."""
@@ -67,6 +71,13 @@ def find(line: str) -> Finding | None:
     """What is known of a line: the first signature that fits, and they are sorted from special to general."""
     line = line[:LONGEST_LINE]
     return next((found for signature in signatures() if (found := signature.match(line))), None)
+
+
+def unknown(words: str, line: str, kind: Kind, *, is_weak: bool) -> Finding:
+    """An exception that ended a traceback, and that no signature knows."""
+    advice = "the traceback there tells how it came to it"
+    signature = Signature("exception", kind, (), words, advice, is_weak=is_weak, is_unknown=True)
+    return Finding(signature, words, advice, line)
 
 
 def diagnose(lines: Iterable[str]) -> Finding | None:

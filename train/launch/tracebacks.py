@@ -15,6 +15,9 @@ from typing import NamedTuple
 LONGEST = 300
 HEADER = "raceback (most recent call last):"
 """In every line that begins one."""
+MARKS = (HEADER, "Exception ignored ", "--- Logging error ---", "Exception in thread ", "Task exception was never",
+         "Process ")  # fmt: skip
+"""Lines without any of these neither begin a traceback nor tell what the next one stands for."""
 _HEADER = re.compile(rf"(?P<group>\+ Exception Group )?(?P<original>Original )?T{re.escape(HEADER)}\s*$")
 _FRAME = re.compile(r'\s*File "(?P<file>[^"]+)", line (?P<line>\d+)')
 _OF_SYNTAX = re.compile(r'  File "[^"]+", line \d+$')  # a script that cannot be compiled: no header, no `in …`
@@ -22,6 +25,7 @@ _RAISED = re.compile(r"(?P<type>[^\W\d][\w.<>]*)(?::| *$)")
 _CHAIN = re.compile(r"\s*(?:During handling of the above exception, another|The above exception was the direct cause)")
 _IGNORED = re.compile(r"Exception ignored |--- Logging error ---")
 _ASIDE = re.compile(r"Exception in thread |Process \S+:$|Task exception was never retrieved")
+_START = re.compile(rf"(?:Original |\+ Exception Group )?T{re.escape(HEADER)}|{_IGNORED.pattern}|{_ASIDE.pattern}")
 _IN_GROUP = re.compile(r"\s*(?:\+-|\|(?: (?P<text>.*))?$)")
 _OF_A_RANK = re.compile(r"\[rank\d+\]:(?: |$)")
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -58,7 +62,7 @@ class _Block:
     """A traceback, from behind its header to its exception."""
 
     def __init__(self, base: int, standing: Standing, *, is_group: bool = False) -> None:
-        self._base, self._standing, self._is_group = base, standing, is_group
+        self._base, self._standing, self.is_group = base, standing, is_group
         self._place: str | None = None
         self._texts: list[str] = []
         self._number = self._stray = 0
@@ -66,7 +70,7 @@ class _Block:
 
     def take(self, line: str, number: int) -> bool:
         """Whether the line is of this traceback, or may stand between its lines."""
-        if self._is_group:
+        if self.is_group:
             return self._take_of_group(line, number)
         if HEADER in line:  # it was never finished
             self.is_over = True
@@ -120,7 +124,11 @@ class Reader:
     @property
     def is_open(self) -> bool:
         """Whether lines to come may belong to what it has."""
-        return self._block is not None or self._raised is not None
+        return self._block is not None or self._raised is not None or self._standing is not Standing.MAIN
+
+    def is_in_group(self, line: str) -> bool:
+        """Whether a line, a header even, is a part of the exception group that it reads."""
+        return self._block is not None and self._block.is_group and _IN_GROUP.match(line) is not None
 
     def feed(self, line: str, number: int = 0) -> Raised | None:
         """Take a line; the exception that is complete now."""
@@ -183,8 +191,14 @@ class Reader:
         if line.startswith("future: ") or not line.strip():
             return False
         told = ((_IGNORED, Standing.IGNORED), (_ASIDE, Standing.ASIDE))
-        self._standing = next((standing for mark, standing in told if mark.match(line)), Standing.MAIN)
+        self._standing = next((standing for mark, standing in told if mark.match(line.lstrip())), Standing.MAIN)
         return self._standing is not Standing.MAIN
+
+
+def start_of(line: str) -> int:
+    """Where in a line a program's own text begins that a traceback may follow; -1: none does."""
+    found = _START.search(line)
+    return found.start() if found else -1
 
 
 def plain(line: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -12,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.ranks import ROOT
+from tests.ranks import ROOT, clean_environment
 
 HOSTS = ("node0", "node1")
 
@@ -89,3 +91,28 @@ def test_locks_hold_what_is_tested_with_hashes(flavour: str) -> None:
 def test_only_the_cuda_lock_brings_cuda() -> None:
     assert [name for name in lock("cpu") if name.startswith(("nvidia-", "cuda-", "triton"))] == []
     assert {"nvidia-nccl-cu13", "nvidia-cudnn-cu13", "nvidia-cublas", "triton"} <= set(lock("cuda"))
+
+
+@pytest.mark.parametrize("change", ["", "tracked", "untracked", "ignored"])
+def test_the_revision_says_whether_it_is_just_that(change: str, tmp_path: Path) -> None:
+    """docker/build in a repository of its own; in Docker's place stands a script that notes what it is asked."""
+    clone, notes, bin_ = tmp_path / "clone", tmp_path / "asked", tmp_path / "bin"
+    (clone / "docker/locks").mkdir(parents=True)
+    bin_.mkdir()
+    for name in ("docker/build", "docker/find-docker", "docker/locks/cpu.txt"):
+        shutil.copy(ROOT / name, clone / name)
+    (clone / ".gitignore").write_text("build/\n")
+    (bin_ / "docker").write_text(f'#!/bin/sh\necho "Docker version 20.10.24 $*" | tee -a {notes}\necho \'"purl"\'\n')
+    (bin_ / "docker").chmod(0o755)
+    git = ["git", "-C", str(clone), "-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "--message", "all"]):
+        subprocess.run([*git, *words], check=True)
+    commit = subprocess.check_output([*git, "rev-parse", "HEAD"], text=True).strip()
+    if change:
+        name = {"tracked": "docker/locks/cpu.txt", "untracked": "docker/new", "ignored": "build/old"}[change]
+        (clone / name).parent.mkdir(exist_ok=True)
+        (clone / name).write_text("changed")
+    env = clean_environment(PATH=f"{bin_}:{os.environ['PATH']}", BASE_IMAGE="base", CA="", WHEELS=str(tmp_path))
+    subprocess.run(["docker/build", "cpu"], cwd=clone, env=env, check=True, capture_output=True)
+    (revision,) = set(re.findall(r"REVISION=(\S+)", notes.read_text()))
+    assert revision == commit + ("-dirty" if change in ("tracked", "untracked") else "")

@@ -19,6 +19,7 @@ def test_sixty_agents_and_one_that_is_killed(tmp_path: Path) -> None:
     print(row)
     assert row["noticed_s"] < 2
     assert row["verdict_s"] < 15
+    assert row["all gone_s"] < 15
     assert row["exit codes"] == [7]
     (line,) = row["last lines"]
     assert "host host30 (node rank 30, rank 30) was lost" in line

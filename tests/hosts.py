@@ -36,6 +36,10 @@ def _address(index: int) -> str:
     return f"10.77.0.{index + 1}"
 
 
+def _address6(index: int) -> str:
+    return f"fd77::{index + 1:x}"
+
+
 # Process 1 of a host: names it, brings up its loopback, and takes in orphans as any init does.
 _INIT = """
 import os, signal, socket, subprocess, sys
@@ -74,12 +78,14 @@ class Host:
     """One machine of the lab."""
 
     def __init__(self, index: int, folder: Path, switch: int) -> None:
-        self.index, self.name, self.address = index, f"node{index}", _address(index)
+        self.index, self.name = index, f"node{index}"
+        self.address, self.address6 = _address(index), _address6(index)
         self.folder = folder / self.name
         self.folder.mkdir(exist_ok=True)
         self.jobs: set[str] = set()
         # Gloo and c10d look names of addresses up, and wait for a name server where there is none in this file.
-        names = "".join(f"{_address(i)} node{i}\n" for i in range(_MOST))
+        # By the plain name hosts meet by IPv4.
+        names = "".join(f"{_address(i)} node{i}\n{_address6(i)} node{i}-6\n" for i in range(_MOST))
         (self.folder / "hosts").write_text(f"127.0.0.1 localhost\n127.0.1.1 {self.name}-itself\n{names}")
         self._switch = switch
         assert _V2 is not None
@@ -100,6 +106,7 @@ class Host:
              "peer", "name", "eth0", "netns", str(self.init))  # fmt: skip
         self.heal()
         self.run(f"ip address add {self.address}/24 dev eth0; ip link set eth0 up")
+        self.run(f"ip address add {self.address6}/64 dev eth0 nodad")  # nodad: it may be used at once
 
     def enter(self, *, limited: bool = False) -> list[str]:
         """The words before a command that make it run on this host."""
@@ -330,6 +337,7 @@ class Lab:
         secrets_of: dict[int, str] | None = None,
         runs_dir: Path | None = None,
         port: int = 29500,
+        master: str | None = None,
         limited: Sequence[int] = (),
         env: dict[str, str] | None = None,
     ) -> Job:
@@ -343,6 +351,7 @@ class Lab:
             secrets_of: hosts that have another secret than all the rest.
             runs_dir: one folder for all hosts; by default each has its own.
             port: --master-port.
+            master: --master-addr, where it is not the first host's IPv4 address.
             limited: hosts whose agent and ranks have little memory (`Host.limit_memory`).
             env: more environment.
         """
@@ -358,7 +367,7 @@ class Lab:
             secret.touch(0o600)
             secret.write_text((secrets_of or {}).get(host.index, SECRET.format(mark)))
             argv = ["--nnodes", str(count), "--node-rank", str(host.index), "--nproc-per-node", str(nproc),
-                    "--master-addr", self.hosts[0].address, "--master-port", str(port),
+                    "--master-addr", master or self.hosts[0].address, "--master-port", str(port),
                     "--runs-dir", str(runs_dirs[host.index]), *options, "--", *command]  # fmt: skip
             given = clean_environment(
                 MUSTER_SECRET_FILE=str(secret), PYTHONPATH=f"{self.folder}:{ROOT}", **{_JOB_MARK: mark}, **(env or {})

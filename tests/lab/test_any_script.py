@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.hosts import Lab
-from tests.lab.faults import DDP, NOW, Table, ended, event_in, needs_hosts
+from tests.lab.faults import DDP, NOW, PLAIN, Table, ended, event_in, needs_hosts
 from tests.ranks import clean_environment, run_together
 
 pytestmark = pytest.mark.slow
@@ -80,6 +80,20 @@ def test_a_plain_ddp_script_runs_on_two_hosts(two: Lab) -> None:
     for rank in (0, 1):
         log = job.run_folder(rank) / "logs" / f"node{rank}-node{rank}" / f"rank{rank}.log"
         assert f"on node{rank}" in log.read_text()
+
+
+@needs_hosts
+def test_two_hosts_meet_by_ipv6(two: Lab) -> None:
+    """The agents, rank 0's store and Gloo, first beside IPv4, then with no other address."""
+    for without in ("true", "ip -4 address flush dev eth0"):
+        for host in two.hosts:
+            host.run(without)
+        job = two.launch([PLAIN, "3", "7"], master=two.hosts[0].address6)
+        assert job.codes(timeout_s=120) == [0, 0], job.report()
+        ends = [line.split("ends with ")[1].split(" on ") for line in job.report().splitlines() if "ends with" in line]
+        assert sorted(end[1] for end in ends) == ["node0", "node1"]
+        assert ends[0][0] == ends[1][0]
+        assert json.loads((job.run_folder() / "plan.json").read_text())["master_addr"] == "fd77::1"
 
 
 @needs_hosts

@@ -127,7 +127,7 @@ class Follower(Half):
             self._wire = called
             self.tell({"kind": "failed", "words": "; ".join(error.problems), "exit_code": int(Exit.USAGE)})
             await self._listen(called)
-        except (WireError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (WireError, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
             self._orphaned(f"it sent what cannot be understood ({error})")
 
     def _orphaned(self, why: str) -> None:

@@ -177,7 +177,7 @@ class Leader(Half):
                     self._soon()
         except (EOFError, OSError):
             why = "the connection of its agent ended (the agent or its host was killed or rebooted)"
-        except (WireError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (WireError, LookupError, TypeError, ValueError, OverflowError, AttributeError) as error:
             why = f"its agent sent what cannot be understood ({type(error).__name__}: {error})"
         peer.abort()
         if self._wires.get(node_rank) is peer:

@@ -81,6 +81,25 @@ def test_an_old_verdict_goes_when_the_run_goes_on(tmp_path: Path) -> None:
     second.communicate(timeout=60)
 
 
+@pytest.mark.parametrize(
+    "command", [["sh", "-c", "echo up; sleep 60"], ["run", "--model.name=linear", "--data.name=regression"]]
+)
+def test_a_second_job_of_the_same_name_says_nothing_of_the_firsts_folder(tmp_path: Path, command: list[str]) -> None:
+    first = alone("--run-id", "mine", "--", "sh", "-c", "echo up; sleep 60", cwd=tmp_path)
+    assert first.stdout is not None
+    while "up" not in first.stdout.readline():
+        pass
+    kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
+    second = alone("--run-id", "mine", "--", *command, cwd=tmp_path)
+    output, _ = second.communicate(timeout=60)
+    assert second.returncode == 2, output
+    assert "run mine is in use by agent" in output.splitlines()[-1]
+    assert "run folder" not in output
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")} == kept
+    first.terminate()
+    first.communicate(timeout=60)
+
+
 def test_it_stops_when_whoever_started_it_lets_go_of_its_standard_input(tmp_path: Path) -> None:
     """As over SSH: the line is cut, the job saves and ends."""
     script = 'trap "echo saved; exit 0" TERM; echo up; while :; do sleep 0.05; done'

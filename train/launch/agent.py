@@ -140,7 +140,8 @@ class Agent:
     def _say_how_it_ended(self, verdict: Verdict) -> None:
         folder = self.node.folder
         if folder.path is None:
-            self.node.look_for_folder()
+            with contextlib.suppress(UsageError):  # it is another job's: that is the verdict
+                self.node.look_for_folder()
         if folder.path is None and self.node.ranks and verdict.exit_code not in (Exit.FINISHED, Exit.USAGE):
             with contextlib.suppress(UsageError):  # it cannot be written: the console has all
                 self.node.folder_is(self.options.runs_dir / f"failed-{verdict.start_id or self.node.start_id}")

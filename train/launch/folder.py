@@ -37,29 +37,28 @@ class Folder:
 
     def is_at(self, path: Path, start_id: str = "") -> None:
         """This is the folder. Raises UsageError where another job's agent of this node rank has it."""
+        self._hold(path)
         self.path = path
-        self._hold()
         self.forget_verdict(start_id)
         for name, text in self._waiting:
             self._append(name, text)
         self._waiting = []
 
-    def _hold(self) -> None:
+    def _hold(self, path: Path) -> None:
         """For as long as this process lives: a lock that `stop` looks at, and that a second job meets."""
-        assert self.path is not None
-        self._is_new = not self.path.exists()
+        self._is_new = not path.exists()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / f".agent{self._node_rank}.lock").open("a+", encoding="utf-8")
+            path.mkdir(parents=True, exist_ok=True)
+            lock = (path / f".agent{self._node_rank}.lock").open("a+", encoding="utf-8")
         except OSError as error:
-            raise UsageError(f"--runs-dir: cannot write {self.path}: {error.strerror}") from None
+            raise UsageError(f"--runs-dir: cannot write {path}: {error.strerror}") from None
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             lock.seek(0)
             holder = lock.read().strip()
             raise UsageError(
-                f"--run-id: run {self.path.name} is in use by {holder}: stop that job, or give another --run-id"
+                f"--run-id: run {path.name} is in use by {holder}: stop that job, or give another --run-id"
             ) from None
         except OSError:  # a file system without locks
             return

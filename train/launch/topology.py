@@ -117,7 +117,7 @@ def make_plan(
 def port_candidates(seed: str | int, count: int = CANDIDATES) -> tuple[int, ...]:
     """Ports to try in turn: the first one given, or following from a text such as the run id."""
     if isinstance(seed, str):
-        seed = FIRST_PORT + int.from_bytes(hashlib.sha256(seed.encode(errors="surrogatepass")).digest()) % PORTS
+        seed = FIRST_PORT + int.from_bytes(hashlib.sha256(seed.encode(errors="surrogatepass")).digest(), "big") % PORTS
     return candidates_from(seed, count)
 
 

@@ -1,0 +1,93 @@
+# shellcheck shell=bash
+# What the scripts of this folder share: the whole life of a job around its one `srun`. README.md tells how to use it.
+set -euo pipefail
+
+say() { printf 'muster: %s\n' "$*"; }
+
+# muster [--check] [--ranks N] COMMAND…: the agents of all hosts, and by them the ranks. Does not return.
+# --check: look at the hosts first.
+muster() {
+    local words=() code=0 began
+    began=$(date +%s)
+
+    # Signals come to this shell alone (--signal=B: and scancel --batch), and only `wait` lets it hear them.
+    asked='' step=''
+    trap 'asked=TERM; muster_ask TERM' TERM
+    trap 'asked=${asked:-USR2}; muster_ask USR2' USR2
+    trap 'asked=${asked:-USR1}; muster_ask USR2' USR1
+    muster_settings
+    say "job $muster_job ($SLURM_JOB_NAME) on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}" \
+        "· log ${muster_log:-?} · run folder $MUSTER_RUNS_DIR/$MUSTER_RUN_ID · code $MUSTER_HOME" \
+        "· save and stop: scancel --batch --signal=USR1 $muster_job"
+
+    private=$(mktemp --directory)
+    trap 'rm -rf "$private"' EXIT
+    mkdir -p "$MUSTER_RUNS_DIR" || { say "cannot make $MUSTER_RUNS_DIR: set MUSTER_RUNS_DIR" >&2; exit 3; }
+    if [ "${1-}" = --check ]; then
+        shift
+        muster_python slurm_check || exit
+    fi
+    muster_python slurm "$@" >"$private/words" || exit
+    mapfile -d '' -t words <"$private/words"
+
+    # What the agents prove by that they belong together: on standard input, as it is neither in argv nor in a variable.
+    # This shell keeps the other end open, so that the input ends when the job does.
+    mkfifo -m 600 "$private/stdin"
+    exec 9<>"$private/stdin"
+    head -c 32 /dev/urandom | base64 >&9
+
+    # Settings of the batch script that would cut the step's one task a host down to a part of it (one GPU, one core).
+    unset SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU SLURM_CPUS_PER_GPU SLURM_CPU_BIND SLURM_MEM_PER_GPU \
+        SLURM_TRES_PER_TASK SLURM_TRES_BIND SLURM_NTASKS_PER_NODE SLURM_NTASKS SLURM_NPROCS SLURM_DISTRIBUTION
+    "${words[@]}" <"$private/stdin" 9>&- &
+    step=$!
+    [ -z "$asked" ] || muster_ask "$asked"
+    while kill -0 "$step" 2>/dev/null; do
+        code=0
+        wait "$step" || code=$?
+    done
+    muster_end "$code" "$began"
+}
+
+# What is not said gets its usual value; a site's own values come from a file.
+muster_settings() {
+    MUSTER_HOME=$(dirname "${here:?}")
+    muster_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
+    muster_job=${muster_job:-$SLURM_JOB_ID}
+    muster_log=$(sed -n 's/^ *StdOut=//p' <<<"${job:?}")
+    local site
+    for site in "${MUSTER_SITE:-}" "$here/site.sh" /etc/muster/slurm.sh; do
+        if [ -r "$site" ]; then
+            set -a
+            # shellcheck source=/dev/null
+            source "$site"
+            set +a
+            break
+        fi
+    done
+    : "${MUSTER_RUNS_DIR:=$SLURM_SUBMIT_DIR/runs}" "${MUSTER_RUN_ID:=slurm-$muster_job}"
+    export MUSTER_HOME MUSTER_RUNS_DIR MUSTER_RUN_ID
+}
+
+muster_python() {
+    local module=$1
+    shift
+    PYTHONPATH=$MUSTER_HOME "${MUSTER_PYTHON:-python3}" -m "train.launch.$module" "$@"
+}
+
+# A stop request: srun passes it on to the agent of each host.
+muster_ask() {
+    [ -z "$step" ] || kill -s "$1" "$step" 2>/dev/null || true
+}
+
+# Back into the queue, or the job's exit code.
+muster_end() {
+    local what without
+    what=$(muster_python slurm_after "$1" "$asked" "$2")
+    read -r what without <<<"$what"
+    [ "$what" = requeue ] || exit "$without"
+    trap '' TERM # Slurm ends this script now, but it has a word to say yet
+    scontrol requeue "$muster_job"
+    [ -z "$without" ] || scontrol update "JobId=$muster_job" "ExcNodeList=$without"
+    exit 0
+}

@@ -159,7 +159,7 @@ def test_a_bad_config_is_refused_by_both(cluster: Cluster) -> None:
     before = set(cluster.runs.glob("*/environment.json"))
     cluster.start(MUSTER_ARGS="--optim.lrr 1")
     assert cluster.wait(60) == 2, cluster.said()
-    assert "optim.lrr: no such field; did you mean optim.lr?" in cluster.said()
+    assert "ranks 0-3 refused to start: optim.lrr: no such field; did you mean optim.lr?" in cluster.said()
     assert cluster.left() == []
     assert set(cluster.runs.glob("*/environment.json")) == before
 

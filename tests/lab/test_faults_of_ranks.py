@@ -101,7 +101,8 @@ def test_rank_stopped(two: Lab, table: Table) -> None:
     event_in(job, 1)
     verdict = ended(job, table, "rank SIGSTOP", HANG_S, [6, 6], host="node1", node_rank=1, rank=1)
     assert "rank 1 (node1) is stopped (SIGSTOP, Ctrl-Z or a debugger)" in verdict["cause"]
-    assert "--runtime.step_timeout_s" in verdict["advice"]
+    assert "debugger" in verdict["advice"]
+    assert "timeout" not in verdict["advice"]
 
 
 @pytest.mark.parametrize("act", ["while True: time.sleep(0.1)", "while True: pass"])

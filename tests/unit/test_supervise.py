@@ -306,6 +306,32 @@ def test_a_refused_config_is_exit_2() -> None:
     assert verdict.cause == "rank 1 (node1) refused to start: train.steps: must be at least 1"
 
 
+@pytest.mark.parametrize(
+    ("refusing", "who"),
+    [
+        ([3, 0, 2, 1], "ranks 0-3"),
+        ([1, 2], "ranks 1, 2"),
+        ([0, 2, 3], "ranks 0, 2, 3"),
+        ([2], "rank 2 (node1)"),
+    ],
+)
+def test_what_several_ranks_refuse_is_told_of_all_of_them(refusing: list[int], who: str) -> None:
+    job = Job(nproc=2)
+    for rank in refusing:
+        job.rank_ends(rank, 2, "optim.lrr: no such field", told=USAGE)
+    verdict = job.until_verdict()
+    assert verdict.exit_code == 2
+    assert verdict.cause == f"{who} refused to start: train.steps: must be at least 1"
+    assert verdict.rank == (2 if refusing == [2] else None)
+
+
+def test_ranks_that_refuse_for_reasons_of_their_own_are_not_mixed() -> None:
+    job = Job()
+    job.rank_ends(1, 2, told={**USAGE, "words": "there is no file x"})
+    job.rank_ends(0, 2, told=USAGE)
+    assert job.until_verdict().cause == "rank 1 (node1) refused to start: there is no file x"
+
+
 @pytest.mark.parametrize("status", [1, 2, 3, 4, 6, 7, 8, 126, 255])
 def test_a_foreign_status_is_a_failed_rank(status: int) -> None:
     job = Job()
@@ -653,6 +679,22 @@ def test_a_rank_that_is_overdue_leads_to_evidence_and_then_to_exit_6() -> None:
     assert verdict.cause == (
         "hang: rank 1 (node1) is stopped (SIGSTOP, Ctrl-Z or a debugger) (rank 1 made no progress in time (step))"
     )
+    assert "debugger" in str(verdict.advice)
+    assert "timeout" not in str(verdict.advice)
+
+
+@pytest.mark.parametrize("is_ours", [True, False])
+def test_more_time_is_advised_by_the_option_that_there_is(is_ours: bool) -> None:
+    job = Job(idle_timeout_s=60.0)
+    for rank in (0, 1):
+        job.beaten[rank] = [[rank, is_ours, 5, int(Phase.STEP), -1, -1.0]]
+    job.quiet_s = 60.1
+    job.run(1.0)
+    for rank in (0, 1):
+        job.hear(rank, "evidence", ranks=evidence(rank))
+    advice = str(job.until_verdict().advice)
+    assert "--idle-timeout-s" in advice
+    assert ("--runtime.step_timeout_s" in advice) == is_ours
 
 
 def test_ranks_that_die_of_being_asked_do_not_change_the_hang() -> None:

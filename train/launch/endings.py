@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from train.launch.hangs import who_hangs
 from train.launch.verdict import Failure, Kind, Verdict, cause_of
@@ -21,7 +22,19 @@ def first_cause(failures: Sequence[Failure]) -> Failure:
     """The cause. What came later than a window after the first failure counts only if that window saw victims alone."""
     first_s = min(failure.at_s for failure in failures)
     early = [failure for failure in failures if failure.at_s <= first_s + WINDOW_S]
-    return cause_of(failures if all_victims(early) else early)
+    return _for_all(cause_of(failures if all_victims(early) else early), failures)
+
+
+def _for_all(cause: Failure, failures: Sequence[Failure]) -> Failure:
+    """Where several ranks refused for one reason, a bad config most often, none of them is singled out."""
+    ranks = sorted({one.rank for one in failures if one.refusal == cause.refusal and one.rank is not None})
+    if cause.refusal is None or len(ranks) < 2:
+        return cause
+    is_row = len(ranks) == ranks[-1] - ranks[0] + 1 and len(ranks) > 2
+    which = f"{ranks[0]}-{ranks[-1]}" if is_row else ", ".join(map(str, ranks[:_NAMED]))
+    more = f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED and not is_row else ""
+    words = f"ranks {which}{more} refused to start: {cause.refusal}"
+    return replace(cause, words=words, host=None, node_rank=None, rank=None)
 
 
 def all_victims(failures: Iterable[Failure]) -> bool:
@@ -110,6 +123,7 @@ def hang(
         for rank, view in node.ranks.items():
             evidence.setdefault(rank, {})["code"] = view.code
     blamed, words, lines = who_hangs(evidence, names)
+    state = None if blamed is None else evidence[blamed].get("state")
     return Failure(
         Kind.HANG,
         now_s,
@@ -120,9 +134,17 @@ def hang(
         blamed,
         max((view.step for node in nodes for view in node.ranks.values()), default=0),
         lines,
-        "the stacks of all ranks are in the run folder's evidence/; if the work was only slow, allow more time "
-        "with --runtime.step_timeout_s (or --idle-timeout-s)",
+        f"the stacks of all ranks are in the run folder's evidence/; {_what_to_do(nodes, state)}",
     )
+
+
+def _what_to_do(nodes: Sequence[NodeView], state: str | None) -> str:
+    """About a hang; `state`: of the process that is to blame, where one is."""
+    if state in ("T", "t"):
+        return "if nobody meant to stop it, look for a debugger or a scheduler that suspends jobs on that host"
+    is_ours = any(view.is_ours for node in nodes for view in node.ranks.values())
+    more = "--runtime.step_timeout_s (or --idle-timeout-s)" if is_ours else "--idle-timeout-s"
+    return f"if the work was only slow, allow more time with {more}"
 
 
 def how_it_stopped(

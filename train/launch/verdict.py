@@ -44,6 +44,8 @@ class Failure:
     evidence: Sequence[str] = ()
     """Last lines of that rank's log, or its stack."""
     advice: str | None = None
+    refusal: str | None = None
+    """Why a rank of ours did not start: other ranks may have refused in the same words."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ def failure_of_rank(end: Mapping[str, Any], host: str, node_rank: int, now_s: fl
         words = f"{who} failed{when}: {_said(lines, code)}"
     if end.get("oom") and kind is Kind.EXCEPTION and _WORKER_KILLED.search(words):
         words, advice = f"{words}: {_OUT_OF_MEMORY}", _LESS_MEMORY
-    return Failure(kind, now_s, words, exit_code, host, node_rank, end["rank"], end["step"], lines, advice)
+    refusal = told["words"] if told is not None and told["kind"] == "usage" else None
+    return Failure(kind, now_s, words, exit_code, host, node_rank, end["rank"], end["step"], lines, advice, refusal)
 
 
 def gpu_words(end: Mapping[str, Any]) -> str:

@@ -1,0 +1,348 @@
+"""`ansible-playbook launch.yml` on real hosts: to the end, and around every fault; the verdict is its last line."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.lab.cluster import need_lab
+from tests.lab.launches import FOLDER, SAVES, Site, shell, site, small
+from tests.ranks import ROOT, clean_environment, weights_digest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
+
+TRAINING = "--train.steps 8 --train.sample_tokens 8 --train.log_every 1"
+TARGET_S = {"rank": 5, "host": 15, "stop": 5}
+UP = r"node1 rank 0 \| up"
+MORE_S = 5
+"""By which what is behind Ansible may be slower than the agents' own targets."""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Site]:
+    need_lab()
+    with site(2) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_for_the_next(two: Site) -> Iterator[None]:
+    yield
+    two.clear()
+
+
+SPY = """
+import glob, os, time
+while True:
+    for path in glob.glob("{folder}/*/secret"):
+        try:
+            found = os.stat(path)
+            print("secret", oct(found.st_mode & 0o777), found.st_uid, open(path).read().strip(), flush=True)
+        except OSError:
+            pass
+    for name in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
+        try:
+            print(repr(open(name, "rb").read()), flush=True)
+        except OSError:
+            pass
+    time.sleep(0.2)
+"""
+
+
+class Spy:
+    """Sees a launch's secret while it lies on a host, and the words and variables of all that runs there meanwhile."""
+
+    def __init__(self, two: Site, host: str) -> None:
+        self._two, self._host = two, host
+        command = ["docker", "exec", two.cluster.container(host), "python3", "-c", SPY.format(folder=FOLDER)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
+        self.seen: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.seen.extend(self.process.stdout)
+
+    def stop(self) -> None:
+        self._two.cluster.on(
+            self._host, "pkill", "-f", "^python3 -c .import glob"
+        )  # docker exec would leave it running
+        self.process.wait(10)
+
+
+def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_agent(
+    two: Site, tmp_path: Path, record_property: Any
+) -> None:
+    spy = Spy(two, "node1")
+    overrides = json.dumps({"overrides": TRAINING})
+    launch = two.start("-vvv", "-e", overrides)
+    launch.wait_for("first training step", 240)
+    inspected = two.cluster.on("node1", "sh", "-c", "docker inspect $(docker ps -q --filter label=muster.launch)")
+    assert launch.wait(120) == 0, launch.output
+    spy.stop()
+
+    assert launch.last_line == "muster: finished: step 8 (exit code 0: finished)"
+    assert re.search(r"^node1 rank 0 \| step 1/8 ", launch.output, re.MULTILINE), "rank 0 is shown as it goes"
+    parts = re.search(r"first training step ([\d.]+) s after Enter: connect ([\d.]+) s, container ([\d.]+) s, "
+                      r"join ([\d.]+) s, first step ([\d.]+) s", launch.output)  # fmt: skip
+    assert parts is not None
+    whole, *rest = map(float, parts.groups())
+    assert sum(rest) == pytest.approx(whole, abs=0.3)
+    record_property("from Enter to the first step", parts.group())
+    print(parts.group())
+    (run,) = two.results.iterdir()
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    logs = {f"logs/node{rank // 2}-node{rank // 2 + 1}/rank{rank}.log" for rank in range(4)}
+    consoles = {f"logs/node{i}-node{i + 1}/console" for i in range(2)}
+    assert {"verdict.json", "config.yaml", "metrics.jsonl", "plan.json", *logs, *consoles} <= names
+    assert two.left() == {}
+
+    (found,) = {line for line in spy.seen if line.startswith("secret ")}
+    _, mode, owner, secret = found.split()
+    assert (mode, owner, len(secret)) == ("0o600", "10001", 43)
+    assert any("train" in line and "MUSTER_SECRET_FILE" in line for line in spy.seen), "it looks at the right processes"
+    elsewhere = [line for line in spy.seen if secret in line and not line.startswith("secret ")]
+    assert elsewhere == []
+    assert secret not in launch.output
+    assert secret not in inspected
+    search = f"grep -rl {secret} /var/lib/muster /var/log /tmp /root /home /run/log 2>/dev/null; true"
+    assert [two.cluster.on(host, "sh", "-c", search) for host in two.nodes] == ["", ""]
+
+    if json.loads((run / "environment.json").read_text())["torch"] == torch.__version__:
+        agent = [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", "bare"]
+        own = [*agent, "--runs-dir", str(tmp_path), "--", "run", "--config", "ddp", *TRAINING.split()]
+        subprocess.run(own, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, timeout=200)
+        assert weights_digest(run) == weights_digest(tmp_path / "bare")
+
+
+def test_one_dead_host_and_nothing_is_started_anywhere(two: Site) -> None:
+    """F25: every dead one is named in one go, with what else is wrong."""
+    hosts: dict[str, dict[str, Any]] = {
+        "node1": {"ansible_host": two.cluster.address("node1")},
+        "dead-a": {"ansible_host": "203.0.113.7"},
+        "node2": {"ansible_host": two.cluster.address("node2"), "muster_image": "muster:none"},
+        "dead-b": {"ansible_host": "203.0.113.8"},
+    }
+    inventory = two.inventory("dead", hosts, ansible_ssh_timeout=2)
+    before = two.newest("node1")
+    launch = two.start(*small(5), inventory=inventory)
+    assert launch.wait() != 0
+    first, *reasons = launch.output[launch.output.rindex("muster: nothing was started") :].rstrip().splitlines()
+    assert first == "muster: nothing was started (exit code 3: a host is not fit for the job):"
+    assert [reason.split(":")[0] for reason in reasons] == [
+        "  dead-a cannot be reached", "  node2", "  dead-b cannot be reached",
+    ]  # fmt: skip
+    assert "no image muster:none: run provision.yml" in reasons[1]
+    assert two.newest("node1") == before
+    assert two.left() == {}
+
+
+def test_gpus_that_are_asked_for_and_missing_stop_it(two: Site) -> None:
+    launch = two.play("launch.yml", "-e", "muster_device=cuda", *small(5))
+    assert launch.process.returncode != 0
+    assert "node1: 2 GPUs are asked for (slots), but nvidia-smi lists 0" in launch.last_line.replace("node2", "node1")
+    assert two.left() == {}
+
+
+def test_a_rank_is_killed(two: Site) -> None:
+    launch = two.start(*shell(SAVES, "killed"))
+    launch.wait_for(UP)
+    event = time.monotonic()
+    two.cluster.on("node2", "pkill", "-9", "--newest", "-f", "^sh -c trap")
+    two.wait_until_clean(TARGET_S["rank"] + MORE_S)
+    print(f"a rank killed: all clean after {time.monotonic() - event:.1f} s")
+    assert launch.wait() != 0
+    assert re.fullmatch(r"muster: rank [23] \(node2\) was killed by signal 9 .*\(exit code 5: a rank failed\)",
+                        launch.last_line), launch.output  # fmt: skip
+    assert two.verdict("killed")["exit_code"] == 5
+
+
+@pytest.mark.parametrize(("host", "other"), [("node2", "node1"), ("node1", "node2")])
+def test_a_host_is_cut_off(two: Site, host: str, other: str) -> None:
+    """Also the one whose console is shown: then the other one's agent has the last word."""
+    launch = two.start(*shell(SAVES, f"cut-{host}"))
+    launch.wait_for(UP)
+    event = time.monotonic()
+    two.cluster.disconnect(host)
+    try:
+        two.wait_until_clean(TARGET_S["host"] + MORE_S)
+        print(f"{host} cut off: all clean after {time.monotonic() - event:.1f} s")
+        assert launch.wait() != 0
+        print(f"{host} cut off: told after {time.monotonic() - event:.1f} s")
+    finally:
+        two.cluster.connect(host)
+    assert re.fullmatch(rf"muster: host {host} \(node rank .* was lost: .* \(exit code 7: a host was lost\)",
+                        launch.last_line), launch.output  # fmt: skip
+    assert ("the last lines of node2:" in launch.output) == (other == "node2")
+    assert two.verdict(f"cut-{host}")["host"] == host
+
+
+def test_ctrl_c_saves_and_stops_and_a_second_launch_is_refused_meanwhile_unless_it_shares(two: Site) -> None:
+    first = two.start(*shell(SAVES, "first"))
+    first.wait_for(UP)
+    refused = two.play("launch.yml", *shell(SAVES))
+    assert refused.process.returncode == 2
+    launch_id = two.newest("node1")
+    held = rf"  node[12]: it is in use by launch {launch_id} of .+ on .+ since 2\d+-.* \(run first\): wait, or "
+    assert len(re.findall(held, refused.output)) == 2, refused.output
+
+    beside = two.play("launch.yml", "-e", "share=true", *shell("echo beside"))
+    assert beside.process.returncode == 0, beside.output
+    assert beside.last_line == "muster: finished (exit code 0: finished)"
+    assert "node1 rank 0 | beside" in beside.output
+
+    assert first.process.poll() is None
+    event = time.monotonic()
+    first.send(signal.SIGINT)
+    two.wait_until_clean(TARGET_S["stop"] + MORE_S)
+    print(f"Ctrl-C: all clean after {time.monotonic() - event:.1f} s")
+    assert first.wait() == 2
+    assert re.fullmatch(r"muster: stopped by Ctrl-C, saved: .* \(exit code 75: .*\)", first.last_line), first.output
+    assert two.verdict("first")["exit_code"] == 75
+    assert "node1 rank 0 | saved" in first.output
+    assert "beside" not in first.output
+
+
+def test_a_second_ctrl_c_ends_it_at_once(two: Site) -> None:
+    launch = two.start(*shell('trap "" TERM INT; echo up; while :; do sleep 0.1; done'))
+    launch.wait_for(UP)
+    launch.send(signal.SIGINT)
+    launch.wait_for("stopping, asked by Ctrl-C")
+    event = time.monotonic()
+    launch.send(signal.SIGINT)
+    two.wait_until_clean(TARGET_S["stop"] + MORE_S)
+    print(f"second Ctrl-C: all clean after {time.monotonic() - event:.1f} s")
+    assert launch.wait() == 2
+    assert launch.last_line == "muster: stopped at once by a second Ctrl-C (exit code 8: stopped, unsaved)"
+
+
+def test_a_launcher_that_is_killed_takes_its_job_with_it_and_what_it_leaves_is_in_nobodys_way(two: Site) -> None:
+    launch = two.start(*shell(SAVES, "orphan"))
+    launch.wait_for(UP)
+    launch_id = two.newest("node1")
+    event = time.monotonic()
+    launch.send(signal.SIGKILL)
+    two.wait_until_clean(30 + TARGET_S["stop"] + MORE_S)
+    took_s = time.monotonic() - event
+    print(f"ansible-playbook killed: all clean after {took_s:.1f} s")
+    assert took_s > 20, "it was not the lease that ended it"
+    again = two.play("launch.yml", *shell("echo again"))
+    assert again.process.returncode == 0, again.output
+    ended = two.play("collect.yml", "-e", f"launch={launch_id}")
+    assert ended.process.returncode == 0, ended.output
+    assert two.verdict("orphan")["cause"].startswith(
+        "stopped by the end of its lease (whoever watched is gone for 30 s)"
+    )
+
+
+def test_the_time_limit_is_kept_on_the_hosts_and_a_detached_launch_is_seen_and_collected(two: Site) -> None:
+    launch = two.play(
+        "launch.yml", "-e", "detach=true", "-e", "time_limit=40", "-e", "grace=15", *shell(SAVES, "alone")
+    )
+    started = time.monotonic()
+    assert launch.process.returncode == 0, launch.output
+    launch_id = two.newest("node1")
+    assert f"muster: launch {launch_id} goes on by itself on node1, node2." in launch.last_line
+    listed = two.play("status.yml")
+    assert len(re.findall(rf"^node[12]  {launch_id}  alone .* 2 of 4 .* up$", listed.output, re.MULTILINE)) >= 1, (
+        listed.output
+    )
+    collected = two.play("collect.yml")
+    assert collected.last_line == f"muster: results are in {two.results / 'alone'}"
+    assert (two.results / "alone" / "logs" / "node1-node2" / "rank3.log").exists()
+    two.wait_until_clean(40 + MORE_S - (time.monotonic() - started))
+    ended = two.play("collect.yml", "-e", "run_id=alone")
+    assert ended.process.returncode == 0, ended.output
+    verdict = two.verdict("alone")
+    assert (verdict["exit_code"], "time limit" in verdict["cause"]) == (75, True), verdict
+    quiet = two.play("collect.yml", "-e", f"launch={launch_id}")
+    assert re.findall(r"changed=(\d+)", quiet.output) == ["0", "0"], quiet.output
+    assert re.search(
+        rf"^node1  {launch_id}  alone .* ended", two.play("status.yml", "-e", "all=true").output, re.MULTILINE
+    )
+
+
+def test_stop_yml_stops_only_what_is_meant_and_who_follows_sees_the_end(two: Site) -> None:
+    launch = two.play("launch.yml", "-e", "detach=true", *shell(SAVES, "meant"))
+    assert launch.process.returncode == 0, launch.output
+    follower = two.start("-e", "follow=true", playbook="status.yml")
+    follower.wait_for(UP)
+    other = two.play("stop.yml", "-e", "run_id=another")
+    assert other.last_line == "muster: nothing runs that is meant"
+    assert len(two.left()) == 2
+    stop = two.play("stop.yml", "-e", "run_id=meant")
+    assert stop.process.returncode == 0, stop.output
+    assert re.fullmatch(r"muster: launch \S+: stopped by stop\.yml, called by .* \(exit code 75: .*\)", stop.last_line)
+    assert two.left() == {}
+    assert follower.wait() == 2
+    assert re.fullmatch(r"muster: stopped by stop\.yml, .* \(exit code 75: .*\)", follower.last_line)
+    assert two.verdict("meant")["exit_code"] == 75
+
+
+def test_any_script_from_a_folder_of_this_machine(two: Site, tmp_path: Path) -> None:
+    (tmp_path / "my code").mkdir()
+    (tmp_path / "my code" / "plain reduce.py").write_text((ROOT / "tests" / "lab" / "plain_reduce.py").read_text())
+    script = json.dumps({"script": "python 'plain reduce.py' 3 5", "code": str(tmp_path / "my code")})
+    launch = two.play("launch.yml", "-e", script)
+    assert launch.process.returncode == 0, launch.output
+    assert "node1 rank 0 | seed 5 ends with [" in launch.output
+    failing = json.dumps({"script": "python -c 'import sys; sys.exit(7)'"})
+    launch = two.play("launch.yml", "-e", failing, "-e", "nodes=1")
+    assert launch.process.returncode != 0
+    assert "(exit code 5: a rank failed)" in launch.last_line
+
+
+def test_an_inventory_that_is_ugly_on_purpose(two: Site) -> None:
+    """Aliases that are no host names, another order, --limit, IPv6 by interfaces that are named differently."""
+    hosts: dict[str, dict[str, Any]] = {
+        "outside": {"ansible_host": "203.0.113.9"},
+        "zeta": {
+            "ansible_host": two.cluster.address("node2"),
+            "address": two.cluster.address("node2", "6"),
+            "slots": 1,
+        },
+        "alpha": {"ansible_host": two.cluster.address("node1"), "address": two.cluster.address("node1", "6")},
+    }
+    inventory = two.inventory("ugly", hosts)
+    launch = two.start("--limit", "alpha,zeta", "-e", "run_id=ugly", *small(3), inventory=inventory)
+    assert launch.wait() == 0, launch.output
+    plan = json.loads((two.results / "ugly" / "plan.json").read_text())
+    assert [(host["name"], host["ranks"]) for host in plan["hosts"]] == [("zeta", [0]), ("alpha", [1, 2])]
+    assert plan["master_addr"] == two.cluster.address("node2", "6")
+    assert sorted(path.name for path in (two.results / "ugly" / "logs").iterdir()) == ["node0-zeta", "node1-alpha"]
+
+
+def test_a_host_that_takes_its_own_name_for_itself(two: Site) -> None:
+    """Debian's 127.0.1.1 line, on agent 0's host, whose name has dots; and docker0 has one address everywhere."""
+    assert {two.cluster.on(host, "ip", "-4", "-br", "addr", "show", "docker0").split()[2] for host in two.nodes} == {
+        "172.17.0.1/16"
+    }
+    name = two.cluster.on("node1", "hostname")
+    assert "." in name
+    addresses = {host: two.cluster.address(host) for host in two.nodes}
+    hosts: dict[str, dict[str, Any]] = {
+        "node1": {"ansible_host": addresses["node1"], "address": name}, "node2": {"ansible_host": addresses["node2"]},
+    }  # fmt: skip
+    kept = {host: two.cluster.on(host, "cat", "/etc/hosts") for host in two.nodes}
+    lines = {"node1": f"127.0.1.1 {name}", "node2": f"{addresses['node1']} {name}"}
+    try:
+        for host, line in lines.items():
+            two.cluster.on(host, "sh", "-c", f"echo '{line}\n127.0.0.1 localhost' >/etc/hosts")
+        launch = two.start("-e", "run_id=own-name", *small(3), inventory=two.inventory("own-name", hosts))
+        assert launch.wait() == 0, launch.output
+    finally:
+        for host, text in kept.items():
+            two.cluster.on(host, "sh", "-c", f"cat >/etc/hosts <<'EOF'\n{text}\nEOF")
+    plan = json.loads((two.results / "own-name" / "plan.json").read_text())
+    assert plan["master_addr"] == name

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.agents import FakeAgent
+from tests.odd import ODD_LINE, odd_job
 from train.seam import LOG_ONLY, Phase
 
 SMALL = (
@@ -52,29 +53,9 @@ def test_a_stop_asked_for_before_the_start_ends_all_ranks_saved_after_few_steps(
         assert "\x1b" not in outputs[0] + outputs[1]
 
 
-OWN = """
-import os, signal, time, torch
-from torch.utils.data import TensorDataset
-def data():
-    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(x, x[:, :1]), TensorDataset(x[:8], x[:8, :1])
-class Odd(torch.nn.Linear):
-    calls = 0
-    def forward(self, x):
-        self.calls += 1
-        if os.environ["RANK"] == "1" and self.calls == 3:
-            ACT
-        return super().forward(x)
-def model():
-    return Odd(4, 1)
-"""
-
-
-def _own(folder: Path, act: str) -> tuple[str, ...]:
+def _own(folder: Path, act: str) -> list[str]:
     """The command for a job in which rank 1 does something odd in its third forward."""
-    (folder / "own_odd.py").write_text(OWN.replace("ACT", act))
-    return ("run", "--strategy.name=ddp", "--data.name=own_odd:data", "--model.name=own_odd:model",
-            "--batch.global_size=8", "--train.epochs=1")  # fmt: skip
+    return odd_job(folder, act, "--train.epochs=1", call=3)
 
 
 def test_an_exception_on_one_rank_tells_culprit_from_victim(tmp_path: Path) -> None:
@@ -84,7 +65,8 @@ def test_an_exception_on_one_rank_tells_culprit_from_victim(tmp_path: Path) -> N
         assert codes == [5, 5], outputs
         victim, culprit = agent.told(0, "failure.json"), agent.told(1, "failure.json")
         assert culprit == {
-            "kind": "exception", "exit_code": 5, "step": 2, "words": f"ValueError: two at {tmp_path}/own_odd.py:12"
+            "kind": "exception", "exit_code": 5, "step": 2,
+            "words": f"ValueError: two at {tmp_path}/own_odd.py:{ODD_LINE}",
         }  # fmt: skip
         assert (victim["kind"], victim["exit_code"], victim["step"]) == ("collective", 5, 2)
         assert "lost contact with another rank in step 3" in victim["words"]
@@ -132,7 +114,7 @@ def test_the_flight_records_of_a_hang_tell_who_is_behind_and_where(tmp_path: Pat
         agent.wait_until(lambda: all(agent.beside(rank, "flight.json").exists() for rank in (0, 1)))
         waiting, stuck = agent.told(0, "flight.json"), agent.told(1, "flight.json")
     assert [(told["step"], told["phase"]) for told in (waiting, stuck)] == [(2, "step"), (2, "step")]
-    assert stuck["at"] == f"{tmp_path}/own_odd.py:12 forward"
+    assert stuck["at"] == f"{tmp_path}/own_odd.py:{ODD_LINE} forward"
     assert "/train/" in waiting["at"]
     ours, theirs = ({group["description"]: group for group in told["groups"]} for told in (waiting, stuck))
     assert set(ours) == set(theirs) == {"step", "saving"}  # nothing has been evaluated yet

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.hosts import PYTHON, Job, Lab, why_not
+from tests.odd import odd_job
 
 PLAIN, DDP = (str(Path(__file__).parent / f"plain_{name}.py") for name in ("reduce", "ddp"))
 NOW = "import time; open('event', 'w').write(str(time.monotonic()));"
@@ -38,32 +39,12 @@ time.sleep(3600)
 """
 """Ranks with children that heed no signal, one without its parent and one with a session of its own."""
 
-OWN = """
-import os, signal, time, torch, torch.distributed as dist
-from torch.utils.data import TensorDataset
-def data():
-    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
-    return TensorDataset(x, x[:, :1]), TensorDataset(x[:8], x[:8, :1])
-class Odd(torch.nn.Linear):
-    calls = 0
-    def forward(self, x):
-        self.calls += 1
-        time.sleep(0.02)
-        if os.environ["RANK"] == "1" and self.calls == 30:
-            open("event", "w").write(str(time.monotonic()))
-            ACT
-        return super().forward(x)
-def model():
-    return Odd(4, 1)
-"""
-
 
 def own(lab: Lab, act: str, *flags: str) -> list[str]:
     """`run …` of a job in which rank 1 does something odd in its thirtieth forward pass."""
-    (lab.folder / "own_odd.py").write_text(OWN.replace("ACT", act))
-    return ["run", "--strategy.name=ddp", "--data.name=own_odd:data", "--model.name=own_odd:model",
-            "--batch.global_size=8", "--train.steps=1000000", "--train.tensorboard=false", "--train.log_every=10",
-            *flags]  # fmt: skip
+    return odd_job(
+        lab.folder, act, "--train.steps=1000000", "--train.tensorboard=false", "--train.log_every=10", *flags, call=30
+    )
 
 
 def script(lab: Lab, name: str, text: str) -> list[str]:

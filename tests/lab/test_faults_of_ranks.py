@@ -10,6 +10,7 @@ import pytest
 
 from tests.hosts import Lab
 from tests.lab.faults import NOW, PLAIN, Table, ended, event_in, needs_hosts, own, script
+from tests.odd import ODD_LINE
 
 pytestmark = [pytest.mark.slow, needs_hosts]
 
@@ -111,8 +112,8 @@ def test_rank_stuck(two: Lab, table: Table, act: str) -> None:
     event_in(job, 1)
     verdict = ended(job, table, f"rank stuck in Python ({act})", HANG_S, [6, 6], host="node1", node_rank=1, rank=1)
     assert "rank 1 (node1) has not entered all-reduce #" in verdict["cause"]
-    assert "it is in own_odd.py:14 (forward); rank 0 waits for" in verdict["cause"]
-    assert any("own_odd.py:14" in line for line in verdict["evidence"])
+    assert f"it is in own_odd.py:{ODD_LINE} (forward); rank 0 waits for" in verdict["cause"]
+    assert any(f"own_odd.py:{ODD_LINE}" in line for line in verdict["evidence"])
     assert list((job.run_folder() / "evidence").glob("*rank0.json"))
     assert list((job.run_folder(1) / "evidence").glob("*rank1.json"))
 
@@ -123,7 +124,7 @@ def test_rank_skips_a_collective(two: Lab, table: Table) -> None:
     event_in(job, 1)
     verdict = ended(job, table, "rank skips a collective", HANG_S, [6, 6], host="node1", node_rank=1, rank=1)
     assert "rank 1 (node1) has not entered all-reduce #" in verdict["cause"]
-    assert "it is in own_odd.py:14 (forward); rank 0 waits for" in verdict["cause"]
+    assert f"it is in own_odd.py:{ODD_LINE} (forward); rank 0 waits for" in verdict["cause"]
 
 
 def test_rank_of_a_foreign_script_skips_a_collective(two: Lab, table: Table) -> None:

@@ -82,12 +82,13 @@ muster_ask() {
 
 # Back into the queue, or the job's exit code.
 muster_end() {
-    local what without
+    local what without on
     what=$(muster_python slurm_after "$1" "$asked" "$2")
-    read -r what without <<<"$what"
+    read -r what without on <<<"$what"
     [ "$what" = requeue ] || exit "$without"
     trap '' TERM # Slurm ends this script now, but it has a word to say yet
     scontrol requeue "$muster_job"
-    [ -z "$without" ] || scontrol update "JobId=$muster_job" "ExcNodeList=$without"
+    [ "$without" = - ] || scontrol update "JobId=$muster_job" "ExcNodeList=$without"
+    [ "$on" = - ] || scontrol update "JobId=$muster_job" "ReqNodeList=$on"
     exit 0
 }

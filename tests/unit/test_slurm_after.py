@@ -94,14 +94,19 @@ def test_main_says_what_to_do_in_two_words(
     }.items():  # fmt: skip
         monkeypatch.setenv(name, value)
     nodes = "node1 idle (null)\nnode3 idle (null)\n"
+    is_own = False
+    monkeypatch.setattr(slurm_after, "is_own_disk", lambda folder: is_own)
     monkeypatch.setattr(slurm_after, "_output", lambda *words: nodes if words[0] == "sinfo" else "ExcNodeList=(null)")
     assert slurm_after.main(["7", "", "0"]) == 0
-    assert capsys.readouterr().out == "requeue node2\n"
+    assert capsys.readouterr().out == "requeue node2 -\n"
     nodes = "node1 idle (null)\n"
     assert slurm_after.main(["7", "", "0"]) == 0
     said = capsys.readouterr()
-    assert said.out == "requeue\n"
+    assert said.out == "requeue - -\n"
     assert "waits for that to return" in said.err
+    is_own = True
+    assert slurm_after.main(["7", "", "0"]) == 0
+    assert capsys.readouterr().out == "requeue - node1\n"
     monkeypatch.setenv("SLURM_RESTART_COUNT", "3")
     assert slurm_after.main(["7", "", "0"]) == 0
     said = capsys.readouterr()

@@ -314,10 +314,15 @@ def notes(job: Job) -> list[str]:
     ]
     if job.cpus < max(counts):
         lines.append(f"note: {max(counts)} ranks share {job.cpus} cores: give --cpus-per-task, cores of a whole host")
-    kind = _output("stat", "--file-system", "--format=%T", job.runs_dir).strip()
-    if len(counts) > 1 and kind in ("ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs", "f2fs"):
-        lines.append(f"{job.runs_dir} is on each host's own disk ({kind}): the one of {first}, rank 0's, counts")
+    if len(counts) > 1 and is_own_disk(job.runs_dir):
+        lines.append(f"{job.runs_dir} is on each host's own disk: the one of {first}, rank 0's, counts")
     return lines
+
+
+def is_own_disk(folder: str) -> bool:
+    """Whether a folder is of a kind of file system that hosts do not share."""
+    kind = _output("stat", "--file-system", "--format=%T", folder).strip()
+    return kind in ("ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs", "f2fs")
 
 
 def _output(*words: str) -> str:

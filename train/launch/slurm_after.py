@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.launch.slurm import job_name
+from train.launch.slurm import is_own_disk, job_name
 from train.seam import Exit
 from train.slurm_lists import expand_hosts
 
@@ -102,7 +102,7 @@ def _output(*words: str) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """`CODE ASKED SINCE`: print `requeue [nodes to exclude]` or `end CODE`; the reason goes to stderr."""
+    """`CODE ASKED SINCE`: print `end CODE`, or `requeue WITHOUT WITH` (nodes, or -); the reason goes to stderr."""
     code, asked, since_s = int(argv[0]), argv[1], float(argv[2])
     env = os.environ
     verdict = fresh_verdict(Path(env["MUSTER_RUNS_DIR"], env["MUSTER_RUN_ID"]), since_s)
@@ -113,7 +113,10 @@ def main(argv: Sequence[str]) -> int:
         print(f"end {made.exit_code}")
         return 0
     names = expand_hosts(env["SLURM_JOB_NODELIST"])
-    without = ""
+    without, kept = "-", "-"
+    if is_own_disk(env["MUSTER_RUNS_DIR"]) and len(names) > 1:
+        kept = ",".join(name for name in names if name != made.lost)
+        print(f"muster: on {kept} again: that is where the run folder is", file=sys.stderr)
     if made.lost in names:
         nodes = _output(
             "sinfo", "--noheader", "--Node", f"--partition={env['SLURM_JOB_PARTITION']}", "--format=%N %T %G"
@@ -123,7 +126,7 @@ def main(argv: Sequence[str]) -> int:
             print(f"muster: without {made.lost}", file=sys.stderr)
         else:
             print(f"muster: too few nodes are up without {made.lost}: it waits for that to return", file=sys.stderr)
-    print(f"requeue {without}".strip())
+    print(f"requeue {without} {kept}")
     return 0
 
 

@@ -20,6 +20,7 @@ RUN wanted=(); \
         DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends "${wanted[@]}"; \
         rm -rf /var/lib/apt/lists/*; \
     fi; \
+    rm -rf /var/cache/debconf/*; \
     python3 -c 'import sys; sys.exit(sys.version_info < (3, 11) and f"the base has Python {sys.version}; 3.11 is needed")'
 
 # --- the wheels -------------------------------------------------------------------------------------------------------
@@ -51,19 +52,30 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 # --- the Python environment: from those wheels alone ------------------------------------------------------------------
 FROM wheels AS environment
 # Byte code is compiled here, on all cores: a read-only image cannot keep what Python compiles later. That always fails
-# for some files: torch brings a few in the syntax of newer Pythons.
+# for some files: torch brings a few in the syntax of newer Pythons. Packages bring their own tests, a tenth of it all;
+# what is in *.dist-info are licences.
 RUN --mount=type=bind,source=docker/locks,target=/locks \
     /opt/venv/bin/pip install --disable-pip-version-check --no-cache-dir --no-deps --require-hashes --no-index \
         --no-compile --find-links /wheels --no-build-isolation --use-pep517 \
         --requirement "/locks/${FLAVOUR}.txt"; \
     /opt/venv/bin/pip uninstall --quiet --yes pip; \
+    find /opt/venv/lib -name '*.dist-info' -prune -o -type d \( -name tests -o -path '*-packages/torch/test' \) \
+        -prune -exec rm -r {} +; \
     /opt/venv/bin/python -m compileall -q -j 0 /opt/venv/lib || true
+
+# --- Muster itself ----------------------------------------------------------------------------------------------------
+FROM base AS program
+COPY train /opt/muster/train
+COPY docker/entrypoint docker/launch docker/healthcheck /usr/local/bin/
+# COPY keeps modes: those of a clone that was made under umask 077 would let nobody but root in.
+RUN chmod -R u=rwX,go=rX /opt/muster /usr/local/bin; \
+    python3 -m compileall -q /opt/muster
 
 # --- the image --------------------------------------------------------------------------------------------------------
 FROM base AS image
 COPY --from=environment /opt/venv /opt/venv
-COPY train /opt/muster/train
-COPY docker/entrypoint docker/launch docker/healthcheck /usr/local/bin/
+COPY --from=program /opt/muster /opt/muster
+COPY --from=program /usr/local/bin/ /usr/local/bin/
 ARG TORCH_VERSION=2.13.0
 # Unbuffered, so that logs are whole when a rank is killed. PYTORCH_VERSION is what enroot's PyTorch hook looks for.
 # HOME is a tmpfs where the root file system is read-only; LOGNAME serves ids that no passwd file knows.
@@ -77,7 +89,6 @@ ENV PATH=/opt/venv/bin:$PATH \
     LOGNAME=muster
 # An id by number: Kubernetes' runAsNonRoot cannot check a name. The SBOM is read from what is really installed.
 RUN --mount=type=bind,source=docker/sbom.py,target=/sbom.py \
-    python3 -m compileall -q /opt/muster; \
     install -d -o 10001 -g 10001 /runs; \
     python3 /sbom.py >/usr/local/share/sbom.cdx.json
 USER 10001:10001

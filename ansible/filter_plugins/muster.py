@@ -11,6 +11,8 @@ from typing import Any
 
 import yaml
 
+from ansible import constants as C
+
 HERE = Path(__file__).resolve().parent.parent
 _ROOT = str(HERE.parent)
 sys.path.insert(0, _ROOT)  # until `train` is found: what else lies there must not be taken for packages
@@ -20,6 +22,8 @@ sys.path.remove(_ROOT)
 
 from train.errors import UsageError  # noqa: E402
 from train.launch import ending, fitness, overview, request  # noqa: E402
+from train.launch.pack import pack  # noqa: E402
+from train.launch.watch import Notes  # noqa: E402
 
 
 def muster_misspelt(known: Sequence[str]) -> list[str]:
@@ -41,7 +45,14 @@ def muster_launch(asked: Mapping[str, Any], names: Sequence[str], variables: Map
     """The launch that is asked for: train.launch.request.launch."""
     problems = muster_misspelt([*asked])
     told = request.launch(asked, [*names], variables, muster_by(), _config_problems)
-    return {**told, "problems": list(dict.fromkeys([*problems, *told["problems"]]))}
+    archive = ""
+    if asked.get("code"):
+        archive = str(Path(C.DEFAULT_LOCAL_TMP) / "code.tgz")
+        try:
+            pack(Path(str(asked["code"])).expanduser(), Path(archive))
+        except UsageError as error:
+            problems += error.problems
+    return {**told, "archive": archive, "problems": [*problems, *told["problems"]]}
 
 
 def _config_problems(words: list[str], world_size: int) -> list[str]:
@@ -70,6 +81,11 @@ def muster_of(names: Sequence[str], hosts: Mapping[str, Any], registered: str) -
 def muster_is_up(names: Sequence[str], hosts: Mapping[str, Any]) -> bool:
     """Whether the agents of all hosts have started."""
     return all((hosts[name].get("job_started") or {}).get("is_up") for name in names)
+
+
+def muster_is_interrupted(_: object) -> bool:
+    """Whether somebody pressed Ctrl-C while agents were started."""
+    return Notes(Path(C.DEFAULT_LOCAL_TMP) / "muster").read("stop") is not None
 
 
 def muster_verdict(names: Sequence[str], hosts: Mapping[str, Any]) -> dict[str, Any]:
@@ -118,6 +134,7 @@ class FilterModule:
             "muster_calls": muster_calls,
             "muster_refusal": ending.refusal,
             "muster_is_up": muster_is_up,
+            "muster_is_interrupted": muster_is_interrupted,
             "muster_verdict": muster_verdict,
             "muster_last_words": muster_last_words,
             "muster_status": overview.status,

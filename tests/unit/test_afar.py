@@ -36,16 +36,28 @@ def test_a_lease_holds_as_long_as_it_is_touched_whatever_the_time_written_there(
     assert lease.look(180 + 32) is None  # it was told
 
 
-def test_a_lease_that_never_was_ends_too_and_one_that_is_removed(file: Path) -> None:
-    never = Lease(file.with_name("none"), 30)
-    assert never.look(7) is None  # time began with its first look
-    assert never.look(37) is None
-    assert never.look(38) == GONE
+def test_a_lease_that_is_removed_ends_too(file: Path) -> None:
     lease = Lease(file, 30)
     assert lease.look(0) is None
+    renew(file, 1)
+    assert lease.look(10) is None
     file.unlink()
-    assert lease.look(30) is None
-    assert lease.look(31) == GONE
+    assert lease.look(40) is None
+    assert lease.look(41) == GONE
+
+
+@pytest.mark.parametrize("name", ["lease", "none"])
+def test_the_first_renewal_may_take_longer_since_other_hosts_are_waited_for(file: Path, name: str) -> None:
+    lease = Lease(file.with_name(name), 30)
+    assert lease.look(7) is None  # time began with its first look
+    assert lease.look(127) is None
+    assert lease.look(128) == Request("the end of its lease (whoever watched is gone for 120 s)", now=False)
+    late = Lease(file, 30)
+    assert late.look(0) is None
+    renew(file, 1)
+    assert late.look(119) is None
+    assert late.look(149) is None
+    assert late.look(150) == GONE
 
 
 def test_without_patience_only_words_count(file: Path) -> None:
@@ -102,7 +114,9 @@ def test_the_heartbeat_tells_of_the_slowest_rank(tmp_path: Path) -> None:
 def test_a_lease_among_the_options(tmp_path: Path) -> None:
     found = accepted([*LOCAL, "--lease-file", str(tmp_path / "lease"), "--lease-s", "30", *RUN])
     assert found.lease is not None
-    assert (found.lease.look(0), found.lease.look(31)) == (None, GONE)
+    assert found.lease.look(0) is None
+    (tmp_path / "lease").touch()
+    assert (found.lease.look(1), found.lease.look(31), found.lease.look(32)) == (None, None, GONE)
     assert accepted([*LOCAL, *RUN]).lease is None
     assert refused([*LOCAL, "--lease-s", "30", *RUN]) == [
         "--lease-s needs --lease-file: the file that whoever watches touches"

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 LOOK_S = 0.25
+FIRST_S = 120.0
+"""For the first renewal: whoever watches waits until all hosts' agents have been started."""
 _LONGEST_TEXT = 300
 
 
@@ -39,30 +41,42 @@ class Lease:
         self._patience_s = patience_s
         self._touched: tuple[int, int] | None = None
         self._touched_s: float | None = None
+        self._is_renewed = False
         self._told: set[Request] = set()
 
     def look(self, now_s: float) -> Request | None:
         """A request that was not there before. Call it several times a second."""
-        if self._touched_s is None:
-            self._touched_s = now_s
         touched, text = self._touched, ""
         with contextlib.suppress(OSError):
             found = self._file.stat()
             touched = (found.st_mtime_ns, found.st_size)
+        if self._touched_s is None:
+            self._touched_s = now_s
+        elif touched != self._touched:
+            self._touched_s, self._is_renewed = now_s, True
         if touched != self._touched:
+            self._touched = touched
             with contextlib.suppress(OSError):
                 text = self._file.open(encoding="utf-8", errors="replace").readline(_LONGEST_TEXT)
-            self._touched, self._touched_s = touched, now_s
-        word, _, who = "".join(letter if letter.isprintable() else " " for letter in text).strip().partition(" ")
-        request = None
-        if word in ("stop", "kill"):
-            request = Request(who.strip() or "whoever holds the lease", word == "kill")
-        elif self._patience_s is not None and now_s - self._touched_s > self._patience_s:
-            request = Request(f"the end of its lease (whoever watched is gone for {self._patience_s:g} s)", False)
+        request = self._order(text) or self._end(now_s)
         if request is None or request in self._told:
             return None
         self._told.add(request)
         return request
+
+    def _order(self, text: str) -> Request | None:
+        word, _, who = "".join(letter if letter.isprintable() else " " for letter in text).strip().partition(" ")
+        if word not in ("stop", "kill"):
+            return None
+        return Request(who.strip() or "whoever holds the lease", word == "kill")
+
+    def _end(self, now_s: float) -> Request | None:
+        if self._patience_s is None or self._touched_s is None:
+            return None
+        patience_s = self._patience_s if self._is_renewed else max(self._patience_s, FIRST_S)
+        if now_s - self._touched_s <= patience_s:
+            return None
+        return Request(f"the end of its lease (whoever watched is gone for {patience_s:g} s)", False)
 
 
 def slowest(ranks: Sequence[Sequence[Any]]) -> dict[str, Any]:

@@ -5,6 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARALLEL := -n 2 --dist loadfile
+# They bring up containers, which load the machine: not beside tests that measure time.
+CONTAINERS := tests/container $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py tests/lab/test_slurm_jobs.py)
 FLAVOUR := cpu
 SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh docker/lab/boot .ci/run slurm/common.sh $(wildcard slurm/*.sbatch)
 
@@ -27,8 +29,8 @@ demo: $(READY) ## train: two processes, DDP, a byte-level GPT on real text, two 
 	$(BIN)/python -m train node --standalone --nproc-per-node 2 -- run --config ddp
 
 test: $(READY) ## every test, each fault and launcher once
-	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/container
-	$(BIN)/python -m pytest tests/container
+	$(BIN)/python -m pytest $(PARALLEL) $(CONTAINERS:%=--ignore %)
+	$(BIN)/python -m pytest $(PARALLEL) $(CONTAINERS)
 
 test-container: $(READY) ## the image and two hosts in containers; needs a Docker engine
 	$(BIN)/python -m pytest tests/container

@@ -12,9 +12,9 @@ muster() {
 
     # Signals come to this shell alone (--signal=B: and scancel --batch), and only `wait` lets it hear them.
     asked='' step=''
-    trap 'asked=TERM; muster_ask TERM' TERM
-    trap 'asked=${asked:-USR2}; muster_ask USR2' USR2
-    trap 'asked=${asked:-USR1}; muster_ask USR2' USR1
+    trap 'asked=TERM; muster_ask' TERM
+    trap 'asked=${asked:-USR2}; muster_ask' USR2
+    trap 'asked=${asked:-USR1}; muster_ask' USR1
     muster_settings
     say "job $muster_job ($SLURM_JOB_NAME) on $SLURM_JOB_NODELIST, restart ${SLURM_RESTART_COUNT:-0}" \
         "· log ${muster_log:-?} · run folder $MUSTER_RUNS_DIR/$MUSTER_RUN_ID · code $MUSTER_HOME" \
@@ -31,17 +31,20 @@ muster() {
     mapfile -d '' -t words <"$private/words"
 
     # What the agents prove by that they belong together: on standard input, as it is neither in argv nor in a variable.
-    # This shell keeps the other end open, so that the input ends when the job does.
+    # This shell holds the other end, 9, for as long as the job is to go on.
     mkfifo -m 600 "$private/stdin"
-    exec 9<>"$private/stdin"
+    exec 7<>"$private/stdin" # so that opening either end alone does not wait for the other
+    exec 8<"$private/stdin"
+    exec 9>"$private/stdin" 7>&-
     head -c 32 /dev/urandom | base64 >&9
 
     # Settings of the batch script that would cut the step's one task a host down to a part of it (one GPU, one core).
     unset SLURM_GPUS_PER_TASK SLURM_GPU_BIND SLURM_NTASKS_PER_GPU SLURM_CPUS_PER_GPU SLURM_CPU_BIND SLURM_MEM_PER_GPU \
         SLURM_TRES_PER_TASK SLURM_TRES_BIND SLURM_NTASKS_PER_NODE SLURM_NTASKS SLURM_NPROCS SLURM_DISTRIBUTION
-    "${words[@]}" <"$private/stdin" 9>&- &
+    "${words[@]}" <&8 8<&- 9>&- &
     step=$!
-    [ -z "$asked" ] || muster_ask "$asked"
+    exec 8<&-
+    [ -z "$asked" ] || muster_ask
     while kill -0 "$step" 2>/dev/null; do
         code=0
         wait "$step" || code=$?
@@ -54,7 +57,8 @@ muster_settings() {
     MUSTER_HOME=$(dirname "${here:?}")
     muster_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     muster_job=${muster_job:-$SLURM_JOB_ID}
-    muster_log=$(sed -n 's/^ *StdOut=//p' <<<"${job:?}")
+    # An array's number may be that of one of its tasks, too: Slurm shows all of them then.
+    muster_log=$(awk -v RS= -v id="JobId=$SLURM_JOB_ID" '$1 == id' <<<"${job:?}" | sed -n 's/^ *StdOut=//p')
     local site
     for site in "${MUSTER_SITE:-}" "$here/site.sh" /etc/muster/slurm.sh; do
         if [ -r "$site" ]; then
@@ -75,9 +79,12 @@ muster_python() {
     PYTHONPATH=$MUSTER_HOME "${MUSTER_PYTHON:-python3}" -m "train.launch.$module" "$@"
 }
 
-# A stop request: srun passes it on to the agent of each host.
+# A stop request: the agents' standard input ends. Not a signal: without control groups Slurm sends one to the ranks, too,
+# which it kills while they load torch; and srun, when it gets SIGTERM, kills the step.
 muster_ask() {
-    [ -z "$step" ] || kill -s "$1" "$step" 2>/dev/null || true
+    [ -n "$step" ] || return 0
+    say "$asked came: saves and stops"
+    exec 9>&-
 }
 
 # Back into the queue, or the job's exit code.

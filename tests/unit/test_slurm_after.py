@@ -37,6 +37,7 @@ SAVED = {"exit_code": 75, "cause": "stopped by SIGUSR2 at node1 at step 5, saved
         (5, "", {"exit_code": 5, "cause": "rank 1 failed"}, False, 5, None),
         (5, "USR2", {"exit_code": 5, "cause": "rank 1 failed"}, False, 5, None),
         (2, "", None, False, 2, None),
+        (126, "", None, False, 3, None),  # the container could not start
         (4, "", None, False, 4, None),
         (6, "", None, False, 6, None),
     ],
@@ -79,6 +80,7 @@ def test_a_node_is_excluded_only_where_enough_others_are_up() -> None:
     assert not can_do_without("n1", 2, True, nodes)
     assert can_do_without("n1", 2, False, nodes)
     assert not can_do_without("n1", 3, False, nodes)
+    assert not can_do_without("n3,n1", 2, False, nodes)  # one of them by the user's own wish
     assert excluded("   ExcNodeList=(null)\n", "n2") == "n2"
     assert excluded("   ReqNodeList=n1 ExcNodeList=n[3-4]\n", "n4") == "n3,n4"
 

@@ -44,18 +44,18 @@ for word do shift
   esac
   set -- "$@" "$word"
 done
-trap 'asked=TERM; kill -s TERM $agent' TERM
-trap 'asked=USR2; kill -s USR2 $agent' USR2
+trap 'asked=yes; kill -s USR2 $agent' TERM USR2
 exec 3<&0
 "$@" <&3 3<&- &
 agent=$!
-[ -z "$asked" ] || kill -s "$asked" $agent
-while kill -0 $agent; do wait $agent; code=$?; done
+[ -z "$asked" ] || kill -s USR2 $agent
+while kill -0 $agent 2>/dev/null; do wait $agent; code=$?; done
 [ "$code" = 0 ] || sleep 3
 exit "$code"
 """
 """What a host's task does around its agent. Values that differ between hosts are put in here, not in the batch script.
-Signals are passed on: where control groups hold a job, Slurm signals this process alone. After a failure it waits for
+Signals are passed on, where control groups hold a job and Slurm signals this process alone; as USR2, for elsewhere the
+agent gets SIGTERM itself, and would take the second for impatience. After a failure it waits for
 the other hosts' agents, which end by themselves and say why: srun kills them at the first bad exit that it sees."""
 
 
@@ -134,18 +134,17 @@ def _around(job: Job) -> list[str]:
     words = [
         job.runtime, "run", "--rm", "--interactive", "--name", f"{job.name}-{{node_rank}}", "--network", "host",
         "--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges",  # noqa: S108
-        "--stop-timeout", str(job.grace_s), "--ulimit", "memlock=-1", "--cpuset-cpus", "{cpus}",
+        "--stop-timeout", str(job.grace_s), "--cpuset-cpus", "{cpus}",
         "--workdir", job.work_dir,
     ]  # fmt: skip
     if job.runtime == "docker":
         words += ["--pull", "never", "--user", job.user, *(["--gpus", "{docker_gpus}"] if cuda else [])]
     else:
         words += ["--pull", "never", "--userns", "keep-id", *(["{podman_gpus}"] if cuda else [])]
-    words += ["--ipc", "host"] if cuda else ["--shm-size", f"{SHM_MB}m"]
+    words += ["--ipc", "host", "--ulimit", "memlock=-1"] if cuda else ["--shm-size", f"{SHM_MB}m"]
     checks |= {} if cuda else {"MUSTER_SHM_MB": str(SHM_MB - 24)}
     words += [word for mount in _mounts(job) for word in ("--volume", mount)]
     words += [word for k, v in {**job.variables, **checks}.items() for word in ("--env", f"{k}={v}")]
-    # Whoever holds standard input lives as long as the job: a client that was killed leaves no container behind.
     return [*words, *job.options, job.image, *inside]
 
 
@@ -163,7 +162,8 @@ def _agent(job: Job) -> list[str]:
         words += ["--time-limit-s", str(int(job.limit_s))]
     if len(job.plan.hosts) > 1:
         words.append("--secret-stdin")
-    return [*words, "--die-with-stdin"] if job.runtime in ("docker", "podman") else words
+    # The batch script asks to stop by ending standard input; a container whose client was killed ends by that, too.
+    return [*words, "--die-with-stdin"]
 
 
 def _with_device(job: Job, command: Sequence[str]) -> list[str]:

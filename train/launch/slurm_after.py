@@ -48,7 +48,9 @@ def decide(
     """
     code = int(verdict["exit_code"]) if verdict else code
     cause, lost = (str(verdict.get("cause")), verdict.get("host")) if verdict else ("", None)
-    if verdict is None and code > 128:
+    if verdict is None and code in (125, 126, 127):  # of a container's client, or a shell: nothing could be started
+        code = int(Exit.PREFLIGHT)
+    elif verdict is None and code > 128:
         code, cause = int(Exit.HOST_LOST), f"the agent of the first host was killed (srun's code was {code})"
     in_time = code == Exit.STOPPED_SAVED and (asked == "USR2" or " limit of " in cause)
     if asked == "TERM":
@@ -76,18 +78,18 @@ def fresh_verdict(folder: Path, since_s: float) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("exit_code"), int) else None
 
 
-def can_do_without(lost: str, hosts: int, with_gpus: bool, nodes: str) -> bool:
+def can_do_without(without: str, hosts: int, with_gpus: bool, nodes: str) -> bool:
     """Whether as many other nodes of the partition are up; a job that excludes too many waits for ever.
 
     Args:
-        lost: the node to do without.
+        without: the nodes to do without, with commas between.
         hosts: how many the job needs.
         with_gpus: whether each must have GPUs.
         nodes: `sinfo --Node --format='%N %T %G'` of its partition.
     """
     rows = [line.split() for line in nodes.splitlines()]
     fit = {row[0] for row in rows if len(row) == 3 and _UP.fullmatch(row[1]) and ("gpu" in row[2] or not with_gpus)}
-    return len(fit - {lost}) >= hosts
+    return len(fit - set(without.split(","))) >= hosts
 
 
 def excluded(shown: str, lost: str) -> str:
@@ -121,8 +123,9 @@ def main(argv: Sequence[str]) -> int:
         nodes = _output(
             "sinfo", "--noheader", "--Node", f"--partition={env['SLURM_JOB_PARTITION']}", "--format=%N %T %G"
         )
-        if can_do_without(made.lost, len(names), bool(env.get("SLURM_GPUS_ON_NODE")), nodes):
-            without = excluded(_output("scontrol", "show", "job", job_name(env)), made.lost)
+        fewer = excluded(_output("scontrol", "show", "job", job_name(env)), str(made.lost))
+        if can_do_without(fewer, len(names), bool(env.get("SLURM_GPUS_ON_NODE")), nodes):
+            without = fewer
             print(f"muster: without {made.lost}", file=sys.stderr)
         else:
             print(f"muster: too few nodes are up without {made.lost}: it waits for that to return", file=sys.stderr)

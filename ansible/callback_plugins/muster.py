@@ -14,9 +14,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import ansible.constants as C
 from ansible.plugins.callback import CallbackBase
-
-from ansible import constants as C
 
 _ROOT = str(Path(__file__).resolve().parent.parent.parent)
 sys.path.insert(0, _ROOT)  # until `train` is found: what else lies there must not be taken for packages
@@ -54,11 +53,16 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         variables = task.get_vars()
         if "muster_ends" in variables:
             self._notes.write(f"time.{variables['muster_ends']}")
-        if "muster_ctrl_c" in variables:
+        if variables.get("muster_ctrl_c"):
             if not self._before:
                 self._before = {number: signal.signal(number, self._interrupted) for number in SIGNALS}
         else:
             self._give_back()
+
+    def v2_playbook_on_no_hosts_matched(self) -> None:
+        """By itself Ansible finds nothing wrong with that."""
+        self._display.display("muster: nothing was done: the inventory has no hosts for it (-i inventory/hosts.yml)")
+        raise SystemExit(2)
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """All is over."""

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import ansible.constants as C
 import yaml
-
-from ansible import constants as C
 
 HERE = Path(__file__).resolve().parent.parent
 _ROOT = str(HERE.parent)

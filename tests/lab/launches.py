@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -157,6 +158,44 @@ class Site:
                 host, "sh", "-c", "docker ps -aq --filter label=muster.launch | xargs -r docker rm -f", check=False
             )
             self.cluster.on(host, "pkill", "-9", "-f", "train (node|run)", check=False)
+
+
+SPY = """
+import glob, os, time
+while True:
+    for path in glob.glob("{folder}/*/secret"):
+        try:
+            found = os.stat(path)
+            print("secret", oct(found.st_mode & 0o777), found.st_uid, open(path).read().strip(), flush=True)
+        except OSError:
+            pass
+    for name in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
+        try:
+            print(repr(open(name, "rb").read()), flush=True)
+        except OSError:
+            pass
+    time.sleep(0.2)
+"""
+
+
+class Spy:
+    """Sees a launch's secret while it lies on a host, and the words and variables of all that runs there meanwhile."""
+
+    def __init__(self, site: Site, host: str) -> None:
+        self._cluster, self._host = site.cluster, host
+        command = ["docker", "exec", site.cluster.container(host), "python3", "-c", SPY.format(folder=FOLDER)]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
+        self.seen: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        self.seen.extend(self.process.stdout)
+
+    def stop(self) -> None:
+        # The end of `docker exec` would leave it running.
+        self._cluster.on(self._host, "pkill", "-f", "^python3 -c .import glob")
+        self.process.wait(10)
 
 
 @contextmanager

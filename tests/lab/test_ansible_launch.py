@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.lab.cluster import need_lab
-from tests.lab.launches import FOLDER, SAVES, Site, shell, site, small
+from tests.lab.launches import SAVES, Site, Spy, shell, site, small
 from tests.ranks import ROOT, clean_environment, weights_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
@@ -40,45 +40,6 @@ def two() -> Iterator[Site]:
 def _nothing_left_for_the_next(two: Site) -> Iterator[None]:
     yield
     two.clear()
-
-
-SPY = """
-import glob, os, time
-while True:
-    for path in glob.glob("{folder}/*/secret"):
-        try:
-            found = os.stat(path)
-            print("secret", oct(found.st_mode & 0o777), found.st_uid, open(path).read().strip(), flush=True)
-        except OSError:
-            pass
-    for name in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
-        try:
-            print(repr(open(name, "rb").read()), flush=True)
-        except OSError:
-            pass
-    time.sleep(0.2)
-"""
-
-
-class Spy:
-    """Sees a launch's secret while it lies on a host, and the words and variables of all that runs there meanwhile."""
-
-    def __init__(self, two: Site, host: str) -> None:
-        self._two, self._host = two, host
-        command = ["docker", "exec", two.cluster.container(host), "python3", "-c", SPY.format(folder=FOLDER)]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, errors="replace")
-        self.seen: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        self.seen.extend(self.process.stdout)
-
-    def stop(self) -> None:
-        self._two.cluster.on(
-            self._host, "pkill", "-f", "^python3 -c .import glob"
-        )  # docker exec would leave it running
-        self.process.wait(10)
 
 
 def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_agent(
@@ -214,6 +175,15 @@ def test_ctrl_c_saves_and_stops_and_a_second_launch_is_refused_meanwhile_unless_
     assert "beside" not in first.output
 
 
+def test_ctrl_c_while_agents_are_started_is_not_forgotten(two: Site) -> None:
+    launch = two.start(*shell(SAVES))
+    launch.wait_for("Start the agents")
+    launch.send(signal.SIGINT)
+    assert launch.wait() == 2
+    assert launch.last_line.startswith("muster: stopped by Ctrl-C"), launch.output
+    assert two.left() == {}
+
+
 def test_a_second_ctrl_c_ends_it_at_once(two: Site) -> None:
     launch = two.start(*shell('trap "" TERM INT; echo up; while :; do sleep 0.1; done'))
     launch.wait_for(UP)
@@ -261,7 +231,7 @@ def test_the_time_limit_is_kept_on_the_hosts_and_a_detached_launch_is_seen_and_c
     collected = two.play("collect.yml")
     assert collected.last_line == f"muster: results are in {two.results / 'alone'}"
     assert (two.results / "alone" / "logs" / "node1-node2" / "rank3.log").exists()
-    two.wait_until_clean(40 + MORE_S - (time.monotonic() - started))
+    two.wait_until_clean(30 + MORE_S - (time.monotonic() - started))
     ended = two.play("collect.yml", "-e", "run_id=alone")
     assert ended.process.returncode == 0, ended.output
     verdict = two.verdict("alone")
@@ -346,3 +316,69 @@ def test_a_host_that_takes_its_own_name_for_itself(two: Site) -> None:
             two.cluster.on(host, "sh", "-c", f"cat >/etc/hosts <<'EOF'\n{text}\nEOF")
     plan = json.loads((two.results / "own-name" / "plan.json").read_text())
     assert plan["master_addr"] == name
+
+
+def test_preflight_finds_closed_ports_and_a_wrong_address(two: Site) -> None:
+    fit = two.play("preflight.yml")
+    assert fit.process.returncode == 0, fit.output
+    assert fit.last_line == "muster: 2 hosts are fit, and all reach each other (exit code 0: finished)"
+    rule = ["INPUT", "-p", "tcp", "--dport", "20000:65535", "-s", two.cluster.address("node2"), "-j", "DROP"]
+    hosts: dict[str, dict[str, Any]] = {
+        "node1": {"ansible_host": two.cluster.address("node1"), "address": two.cluster.address("node1")},
+        "node2": {"ansible_host": two.cluster.address("node2"), "address": two.cluster.address("head")},
+    }
+    two.cluster.on("node1", "iptables", "-I", *rule)
+    try:
+        found = two.start(playbook="preflight.yml", inventory=two.inventory("closed", hosts))
+        assert found.wait() == 2
+    finally:
+        two.cluster.on("node1", "iptables", "-D", *rule)
+    _, *reasons = found.output[found.output.rindex("muster: nothing was started") :].rstrip().splitlines()
+    told = "\n".join(reasons)
+    assert re.search(rf"node1: .*it does not reach node2 at {two.cluster.address('head')} port \d+ \(.*refused", told)
+    assert re.search(rf"node2: .*does not reach node1 at {two.cluster.address('node1')} port \d+ \(timed out\)", told)
+
+
+def test_a_dry_run_shows_the_plan_and_starts_nothing(two: Site) -> None:
+    before = two.newest("node1")
+    dry = two.play("launch.yml", "--check", *small(3))
+    assert dry.process.returncode == 0, dry.output
+    assert "MASTER_ADDR" in dry.output
+    assert two.newest("node1") == before
+
+
+def test_without_containers_it_is_a_unit_of_systemd(two: Site) -> None:
+    """The environment is made here, without torch, where provision.yml has not made one."""
+    make = (
+        "test -e /opt/muster/venv && exit; apt-get -qq install -y --no-install-recommends python3-venv python3-psutil; "
+        "mkdir -p /opt/muster; python3 -m venv --system-site-packages --without-pip /opt/muster/venv"
+    )
+    for host in two.nodes:
+        two.cluster.on(host, "sh", "-c", make, timeout_s=120)
+        if two.cluster.on(host, "sh", "-c", "test -e /opt/muster/train || echo none"):
+            copy = ["docker", "cp", f"{ROOT}/train", f"{two.cluster.container(host)}:/opt/muster/"]
+            subprocess.run(copy, check=True, capture_output=True)
+    launch = two.start("-e", "runtime=venv", *shell(SAVES, "unit"))
+    launch.wait_for(UP)
+    unit = f"muster-{two.newest('node2')}.service"
+    shown = two.cluster.on("node2", "systemctl", "show", "-p", "KillMode,User,ActiveState,NoNewPrivileges", unit)
+    assert set(shown.split()) == {"KillMode=control-group", "User=10001", "ActiveState=active", "NoNewPrivileges=yes"}
+    launch.send(signal.SIGTERM)
+    two.wait_until_clean(TARGET_S["stop"] + MORE_S)
+    assert launch.wait() == 2
+    assert launch.last_line.startswith("muster: stopped by SIGTERM at the launcher, saved: ")
+    assert two.verdict("unit")["exit_code"] == 75
+    assert two.cluster.on("node2", "systemctl", "is-active", unit, check=False) == "inactive"
+
+
+def test_the_commands_of_readme(two: Site, tmp_path: Path) -> None:
+    """But for provision.yml, which made these hosts."""
+    text = (ROOT / "README.md").read_text()
+    commands = [shlex.split(words) for words in re.findall(r"^ansible-playbook (.*?)(?:  #.*)?$", text, re.MULTILINE)]
+    assert [words[2] for words in commands] == ["provision.yml", "launch.yml", "launch.yml", "status.yml"]
+    (tmp_path / "my.py").write_text("print('this is mine')")
+    for _, _, playbook, *args in commands[1:]:
+        words = [word.replace("~/project", str(tmp_path)) for word in args]
+        played = two.play(playbook, *words, *(small(2) if "config=amp" in words else []))
+        assert played.process.returncode == 0, played.output
+        assert ("this is mine" in played.output) == any("my.py" in word for word in words)

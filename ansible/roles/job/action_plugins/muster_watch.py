@@ -18,10 +18,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import ansible.constants as C
 from ansible.errors import AnsibleError
 from ansible.plugins.action import ActionBase
-
-from ansible import constants as C
 
 _ROOT = str(Path(__file__).resolve().parents[4])
 sys.path.insert(0, _ROOT)  # until `train` is found: what else lies there must not be taken for packages
@@ -96,7 +95,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
                 continue
             self._take(answer)
             is_behind = self._is_first and answer["size"] > self._shown
-            if not is_behind and (how := watch.heard(alive=answer["alive"])):
+            if how := watch.heard(alive=answer["alive"] or is_behind):
                 return how, ""
             if not is_behind:
                 time.sleep(AT_FIRST_S if self._is_first and self._step < 1 else EACH_S)

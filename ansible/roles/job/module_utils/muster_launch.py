@@ -24,9 +24,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHM_MB = 1000
-# The agent takes the lock and the console, and becomes what it is: nothing stands between it and its container's init.
+# The agent takes the lock (whoever looks whether it is held has it for a moment) and the console, and becomes what it
+# is: nothing stands between it and its container's init.
 TRAMPOLINE = (
-    'exec 9<"$1/lock" && flock --nonblock 9 || exit 3; console=$1/console; shift; '
+    'exec 9<"$1/lock" && flock --timeout 10 9 || exit 3; console=$1/console; shift; '
     'echo "what is said goes to $console"; exec "$@" >>"$console" 2>&1'
 )
 

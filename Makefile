@@ -5,13 +5,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARALLEL := -n 2 --dist loadfile
-# They bring up containers, which load the machine: not beside tests that measure time.
-CONTAINERS := tests/container $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py tests/lab/test_slurm_jobs.py)
+# Real hosts in containers: their labs take minutes to provision.
+LABS := $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py tests/lab/test_slurm.py)
 FLAVOUR := cpu
 SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh docker/lab/boot .ci/run slurm/common.sh $(wildcard slurm/*.sbatch)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-fast test-container lint soak bench bench-up image image-lock wheels up lab lab-down lab-shell clean
+.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up image image-lock wheels up lab lab-down lab-shell clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -28,9 +28,12 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## train: two processes, DDP, a byte-level GPT on real text, two to three minutes
 	$(BIN)/python -m train node --standalone --nproc-per-node 2 -- run --config ddp
 
-test: $(READY) ## every test, each fault and launcher once
-	$(BIN)/python -m pytest $(PARALLEL) $(CONTAINERS:%=--ignore %)
-	$(BIN)/python -m pytest $(PARALLEL) $(CONTAINERS)
+test: $(READY) ## every test but those of test-lab, each fault and launcher once
+	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/container $(LABS:%=--ignore %)
+	$(BIN)/python -m pytest tests/container
+
+test-lab: $(READY) ## provisioning, Ansible's and Slurm's launches on real hosts in containers: 20 minutes, needs Docker and root
+	$(BIN)/python -m pytest $(PARALLEL) $(LABS)
 
 test-container: $(READY) ## the image and two hosts in containers; needs a Docker engine
 	$(BIN)/python -m pytest tests/container

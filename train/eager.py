@@ -54,6 +54,8 @@ class _StandIn(ModuleType):
         """There is no graph."""
 
     def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # `inspect` asks every module for its `__file__`: no reason to load it
+            raise AttributeError(name)
         return getattr(self.real(), name)
 
     def real(self) -> ModuleType:

@@ -34,6 +34,8 @@ dist.init_process_group("gloo", init_method="tcp://127.0.0.1:PORT", rank=0, worl
 NOT_LOADED_THEN_REAL = """
 keep_compiler_out()
 first = train()
+import inspect, torch.distributed.tensor  # which looks through all modules for its own source
+inspect.getmodule(sys._getframe())
 assert REAL not in sys.modules, "the compiler was loaded though nothing was compiled"
 stand_in = torch._dynamo
 

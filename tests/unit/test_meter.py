@@ -111,10 +111,10 @@ def test_the_time_of_an_evaluation_between_two_rows_does_not_count_but_the_steps
 def fit_by(clock: Clock, patch: pytest.MonkeyPatch, log_every: int) -> tuple[Job, Rows]:
     """A run of eleven steps of a second each, with evaluations and saves on the way that take hours."""
 
-    def takes(seconds: float, then: Callable[[Job], Evaluation | None]) -> Callable[[Job], Evaluation | None]:
-        def timed(job: Job) -> Evaluation | None:
+    def takes(seconds: float, then: Callable[..., Evaluation | None]) -> Callable[..., Evaluation | None]:
+        def timed(job: Job, **more: bool) -> Evaluation | None:
             clock.now += seconds
-            return then(job)
+            return then(job, **more)
 
         return timed
 

@@ -49,7 +49,8 @@ exec 3<&0
 "$@" <&3 3<&- &
 agent=$!
 [ -z "$asked" ] || kill -s USR2 $agent
-while kill -0 $agent 2>/dev/null; do wait $agent; code=$?; done
+while wait $agent; code=$?; kill -0 $agent 2>/dev/null; do :; done
+[ "$code" -le 128 ] || { wait $agent; again=$?; [ $again = 127 ] || code=$again; }
 [ "$code" = 0 ] || sleep 3
 exit "$code"
 """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shlex
@@ -231,6 +232,12 @@ def test_the_time_limit_is_kept_on_the_hosts_and_a_detached_launch_is_seen_and_c
     collected = two.play("collect.yml")
     assert collected.last_line == f"muster: results are in {two.results / 'alone'}"
     assert (two.results / "alone" / "logs" / "node1-node2" / "rank3.log").exists()
+    for rank in range(2):
+        file = f"alone/a large one.{rank}"
+        assert (
+            hashlib.sha256((two.results / file).read_bytes()).hexdigest()
+            == two.cluster.on("node1", "sha256sum", f"/var/lib/muster/runs/{file}").split()[0]
+        )
     two.wait_until_clean(30 + MORE_S - (time.monotonic() - started))
     ended = two.play("collect.yml", "-e", "run_id=alone")
     assert ended.process.returncode == 0, ended.output

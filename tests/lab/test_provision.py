@@ -18,7 +18,7 @@ import pytest
 from tests.lab.cluster import Cluster, need_lab
 from tests.ranks import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 NODES = ["node1", "node2", "node3"]
 HOSTS = ["head", *NODES]
@@ -53,7 +53,7 @@ def cluster(image: str) -> Iterator[Cluster]:
 def provision(cluster: Cluster, *args: str, check: bool = True, **more: object) -> subprocess.CompletedProcess[str]:
     """provision.yml with this module's variables and more of them."""
     extra = ["-e", f"@{cluster.folder}/vars.json", "-e", json.dumps(more)]
-    return cluster.playbook("provision.yml", *extra, *args, timeout_s=600, check=check)
+    return cluster.playbook("provision.yml", *extra, *args, timeout_s=900, check=check)
 
 
 def make_image(name: str, word: str) -> None:

@@ -62,6 +62,14 @@ def test_a_stop_in_time_for_the_limit_goes_back_too_whoever_noticed_it() -> None
     assert not decide(75, "", by_user, 0).requeue
 
 
+def test_a_node_that_comes_back_ends_the_new_start_in_place_of_the_old_one() -> None:
+    stray = {"exit_code": 8, "cause": "stopped by SIGTERM at node2 before it began", "host": None}
+    assert decide(8, "", stray, restarts=1).requeue
+    assert not decide(8, "", stray, restarts=0).requeue
+    assert not decide(8, "USR2", stray, restarts=1).requeue
+    assert not decide(8, "TERM", stray, restarts=1).requeue
+
+
 def test_only_a_verdict_of_this_start_counts(tmp_path: Path) -> None:
     assert fresh_verdict(tmp_path, 0) is None
     file = tmp_path / "verdict.json"

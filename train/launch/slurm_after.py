@@ -53,19 +53,21 @@ def decide(
     elif verdict is None and code > 128:
         code, cause = int(Exit.HOST_LOST), f"the agent of the first host was killed (srun's code was {code})"
     in_time = code == Exit.STOPPED_SAVED and (asked == "USR2" or " limit of " in cause)
+    # A node that comes back is told to end the start that it missed, and that has the same number as this one.
+    is_stray = code == Exit.STOPPED_UNSAVED and not asked and restarts > 0 and cause.endswith(" before it began")
     if asked == "TERM":
         words = "cancelled or preempted: whether it starts again is for Slurm to say"
         return Decision(
             False, code, words if code == Exit.STOPPED_SAVED else f"{words}; {cause or f'exit code {code}'}"
         )
-    if not in_time and code != Exit.HOST_LOST:
+    if not in_time and not is_stray and code != Exit.HOST_LOST:
         return Decision(False, code, f"exit code {code}" + (": not started again" if code else ""))
     why = "the time is nearly up, and all is saved" if in_time else cause
     if restarts >= most:
         return Decision(
             False, code, f"{why}; but it was started again {restarts} times already (MUSTER_MAX_RESTARTS={most})"
         )
-    return Decision(True, code, f"{why}: back into the queue", None if in_time else lost)
+    return Decision(True, code, f"{why}: back into the queue", lost if code == Exit.HOST_LOST else None)
 
 
 def fresh_verdict(folder: Path, since_s: float) -> dict[str, Any] | None:

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-
 # Under nohup it is ignored, and all that is started here would take that for its user's wish.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 

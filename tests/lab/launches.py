@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -15,6 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from tests.container.conftest import IMAGE, build
 from tests.lab.cluster import ANSIBLE, Cluster
 
 SMALL = "--model.name linear --data.name regression --train.eval_every 0 --train.tensorboard false"
@@ -140,8 +144,6 @@ class Site:
 
     def inventory(self, name: str, hosts: dict[str, dict[str, Any]], **variables: Any) -> Path:
         """An inventory of its own, with what the lab's says for all hosts."""
-        import yaml
-
         given = yaml.safe_load(self.cluster.inventory.read_text())
         given["nodes"] = {"vars": {"slots": 2, **variables}, "hosts": hosts}
         path = self.cluster.inventory.with_name(f"{name}.yml")
@@ -210,9 +212,17 @@ def site(count: int) -> Iterator[Site]:
         name, _, folder = given.partition(":")
         yield Site(Cluster(name, Path(folder)), nodes)
         return
+    with (Path(tempfile.gettempdir()) / "muster-test-image.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of xdist builds the same
+        build()
     cluster = Cluster.up(count)
     try:
+        inventory = yaml.safe_load(cluster.inventory.read_text())
+        inventory["all"]["vars"]["muster_image"] = IMAGE
+        cluster.inventory.write_text(yaml.safe_dump(inventory, sort_keys=False))
+        started = time.monotonic()
         cluster.playbook("provision.yml", "--tags", "base,docker,image", timeout_s=900)
+        print(f"a lab of {count} hosts in {cluster.seconds:.0f} s, provisioned in {time.monotonic() - started:.0f} s")
         yield Site(cluster, nodes)
     finally:
         cluster.down()

@@ -1,0 +1,335 @@
+"""The batch scripts on a real Slurm: to the end, around every signal and fault; nothing left, no node drained."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sysconfig
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab.cluster import Cluster, need_lab
+from tests.ranks import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+NODES = ["node1", "node2", "node3"]
+SETTINGS = {
+    "SlurmdParameters": "config_overrides", "AuthInfo": "cred_expire=5", "SlurmdTimeout": 10,
+    "SchedulerParameters": "bf_interval=2,sched_interval=2", "PreemptType": "preempt/partition_prio",
+    "PreemptMode": "REQUEUE", "PartitionName": "urgent Nodes=ALL PriorityTier=10 State=UP",
+}  # fmt: skip
+"""Twice the cores that there are; a requeue in seconds, not minutes; a partition that preempts."""
+SITE = ': "${MUSTER_DEVICE:=cpu}" "${MUSTER_RUNS_DIR:=/var/lib/muster/runs}"\n'
+TRAINING = [
+    "--model.name", "linear", "--data.name", "regression", "--train.eval_every", "0", "--train.tensorboard", "false",
+    "--train.log_every", "1", "--train.save_every", "50", "--train.steps", "300",
+]  # fmt: skip
+CPUS = ["--gpus-per-node=0", "--nodes=1"]
+SAVES = 'trap "echo saved; exit 0" TERM; echo up $SLURM_RESTART_COUNT; while :; do sleep 0.1; done'
+"""A rank that stops in good order, and is up in no time."""
+GOING = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "STOPPED", "SUSPENDED")
+
+
+class Slurm:
+    """A lab whose Slurm runs jobs of the user muster."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+
+    def sh(self, host: str, *argv: str, cwd: str = "/home/muster", **env: str) -> str:
+        """As the user who submits."""
+        variables = [word for k, v in env.items() for word in ("--env", f"{k}={v}")]
+        done = subprocess.run(
+            ["docker", "exec", "--user", "muster", "--workdir", cwd, *variables, self.cluster.container(host), *argv],
+            capture_output=True, text=True, check=False, timeout=120,
+        )  # fmt: skip
+        assert done.returncode == 0, f"{host}: {argv}: {done.stdout}{done.stderr}"
+        return done.stdout.strip()
+
+    def submit(
+        self, script: str, *args: str, options: list[str] | None = None, cwd: str = "/home/muster", **env: str
+    ) -> str:
+        """Its number."""
+        path = script if "/" in script else f"/opt/muster/slurm/{script}.sbatch"
+        return self.sh("head", "sbatch", "--parsable", *(options or []), path, *args, cwd=cwd, **env)
+
+    def facts(self, job: str) -> dict[str, str]:
+        """What Slurm says of it."""
+        return dict(re.findall(r"(\w+)=(\S*)", self.cluster.on("head", "scontrol", "show", "job", job)))
+
+    def log(self, job: str) -> str:
+        """Its log, from wherever its first host has put it."""
+        name = f"*-{job}.out"
+        parts = [
+            self.cluster.on(
+                node, "sh", "-c", f"cat /home/muster/{name} '/srv/a b'/{name} 2>/dev/null; true", check=False
+            )
+            for node in NODES
+        ]
+        return "".join(part for part in parts if "No such container" not in part and "is not running" not in part)
+
+    def until(self, job: str, condition: Callable[[], Any], timeout_s: float = 180) -> None:
+        """Wait for it."""
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {self.facts(job)}\n{self.log(job)}"
+            time.sleep(0.3)
+
+    def said(self, job: str, words: str, timeout_s: float = 180, times: int = 1) -> None:
+        """Until its log has that."""
+        self.until(job, lambda: len(re.findall(words, self.log(job))) >= times, timeout_s)
+
+    def end(self, job: str, timeout_s: float = 240) -> str:
+        """Its last state."""
+        self.until(job, lambda: self.facts(job)["JobState"] not in GOING, timeout_s)
+        return self.facts(job)["JobState"]
+
+    def weights(self, job: str, node: str = "node1") -> str:
+        """Hash of its last weights."""
+        return self.sh(node, "sh", "-c", DIGEST.format(f"/var/lib/muster/runs/slurm-{job}"))
+
+    def left(self) -> str:
+        """Processes of jobs, jobs, and nodes that are not idle."""
+        ps = "ps -u muster -o pid=,args= | grep -v 'ps -u muster' | grep -v 'grep -v'; true"
+        found = [f"{node}: {text}" for node in NODES if (text := self.cluster.on(node, "sh", "-c", ps))]
+        found.append(self.cluster.on("head", "squeue", "--noheader"))
+        states = self.cluster.on("head", "sinfo", "-hN", "-p", "main", "-o", "%N %T %E").splitlines()
+        return "\n".join([*filter(None, found), *(row for row in states if row.split()[1] != "idle")])
+
+
+DIGEST = """cd /opt/muster && venv/bin/python -c "
+import hashlib, sys, torch
+from pathlib import Path
+folder = Path(sys.argv[1], 'checkpoints')
+state = torch.load(sorted(folder.glob('step-*'))[-1] / 'state.pt', weights_only=True)['model']
+print(hashlib.sha256(b''.join(k.encode() + v.numpy().tobytes() for k, v in sorted(state.items()))).hexdigest())
+" {}"""
+
+
+@pytest.fixture(scope="module")
+def slurm() -> Iterator[Slurm]:
+    """A lab of its own; or, for whoever writes tests, one that stays: MUSTER_TEST_SLURM=NAME:FOLDER."""
+    need_lab()
+    given = os.environ.get("MUSTER_TEST_SLURM")
+    if given:
+        name, _, folder = given.partition(":")
+        made = Slurm(Cluster(name, Path(folder)))
+        bring(made.cluster, ["slurm", "train"])
+        yield made
+        return
+    cluster = Cluster.up()
+    try:
+        settings = {"slurm_settings": SETTINGS, "slurm_node_settings": {"CPUs": 8, "CoresPerSocket": 8}}
+        cluster.playbook("provision.yml", "--tags", "base,slurm", "-e", json.dumps(settings), timeout_s=600)
+        bring(cluster, ["slurm", "train"])
+        packages = Path(sysconfig.get_path("purelib"))
+        for node in NODES:
+            cluster.on(node, "python3", "-m", "venv", "--without-pip", "/opt/muster/venv")
+            into(cluster, node, packages, "/opt/muster/venv/lib/python3.11/site-packages", without=("ansible",))
+        yield Slurm(cluster)
+    finally:
+        cluster.down()
+
+
+def bring(cluster: Cluster, folders: list[str]) -> None:
+    """Folders of this checkout, and the site's file, on all hosts."""
+    for host in ["head", *NODES]:
+        cluster.on(
+            host,
+            "sh",
+            "-c",
+            f"mkdir -p /etc/muster '/srv/a b'; chmod 777 '/srv/a b'; echo '{SITE}' >/etc/muster/slurm.sh",
+        )
+        for folder in folders:
+            into(cluster, host, ROOT / folder, f"/opt/muster/{folder}")
+
+
+def into(cluster: Cluster, host: str, folder: Path, target: str, without: tuple[str, ...] = ()) -> None:
+    """A folder of this machine to one of a host."""
+    cluster.on(host, "mkdir", "-p", target)
+    skip = [f"--exclude={name}*" for name in (*without, "__pycache__")]
+    send = subprocess.Popen(["tar", *skip, "-C", str(folder), "-c", "."], stdout=subprocess.PIPE)
+    words = ["docker", "exec", "-i", cluster.container(host), "tar", "-C", target, "--no-same-owner", "-x"]
+    assert subprocess.run(words, stdin=send.stdout, check=False).returncode == 0
+    assert send.wait() == 0
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(slurm: Slurm) -> Iterator[None]:
+    """After each test: no process on any node, no node drained, no job."""
+    yield
+    deadline = time.monotonic() + 90
+    while found := slurm.left():
+        assert time.monotonic() < deadline, found
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def same(tmp_path_factory: pytest.TempPathFactory, slurm: Slurm) -> str:
+    """Hash of the weights of the same four ranks on one host, by the agent alone, never interrupted."""
+    run = "cd /opt/muster && rm -rf /tmp/same && venv/bin/python -m train node --standalone --nproc-per-node 4"
+    words = f"{run} --runs-dir /tmp --run-id same -- run --config ddp {' '.join(TRAINING)}"
+    done = subprocess.run(
+        ["docker", "exec", "--user", "muster", slurm.cluster.container("node1"), "sh", "-c", words],
+        capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return slurm.sh("node1", "sh", "-c", DIGEST.format("/tmp/same"))
+
+
+def test_ddp_as_it_stands_trains_to_the_end_with_the_bits_of_other_launchers(slurm: Slurm, same: str) -> None:
+    job = slurm.submit("ddp", *TRAINING)
+    assert slurm.end(job) == "COMPLETED"
+    log = slurm.log(job)
+    assert log.splitlines()[0].startswith(
+        f"muster: job {job} (muster-ddp) on node[1-2], restart 0 · log /home/muster/muster-ddp-"
+    )
+    assert f"run folder /var/lib/muster/runs/slurm-{job} " in log.splitlines()[0]
+    assert "4 ranks on 2 hosts (2 on each), 2 cores a host, on CPUs; venv " in log
+    assert "on each host's own disk: the one of node1, rank 0's, counts" in log
+    assert log.splitlines()[-1] == "muster: exit code 0"
+    assert slurm.weights(job) == same
+
+
+def test_before_its_limit_a_job_saves_goes_back_and_ends_with_the_same_bits(slurm: Slurm, same: str) -> None:
+    """The limit's signal, by hand: the first comes while training, the second by `scontrol requeue`."""
+    job = slurm.submit("ddp", *TRAINING)
+    slurm.said(job, r"step [23]\d/300")
+    slurm.sh("head", "scancel", "--batch", "--signal=USR2", job)
+    slurm.said(job, "the time is nearly up, and all is saved: back into the queue")
+    slurm.said(job, "going on from step")
+    slurm.said(job, r"restart 1[\s\S]*step \d+/300")
+    slurm.sh("head", "scontrol", "requeue", job)
+    assert slurm.end(job) == "COMPLETED"
+    log = slurm.log(job)
+    assert len(re.findall("going on from step", log)) == 2
+    assert slurm.facts(job)["Restarts"] == "2"
+    assert slurm.weights(job) == same
+
+
+def test_preempted_it_saves_and_slurm_starts_it_again_and_scancel_is_the_end(slurm: Slurm) -> None:
+    job = slurm.submit("script", "sh", "-c", SAVES)
+    slurm.said(job, r"\| up", times=4)
+    other = slurm.sh(
+        "head", "sbatch", "--parsable", "--partition=urgent", "--nodes=2", "--gpus-per-node=2", "--output=/dev/null",
+        "--wrap=sleep 1",
+    )  # fmt: skip
+    slurm.said(job, r"\| up 1", times=4)
+    assert slurm.facts(other)["JobState"] == "COMPLETED"
+    assert "cancelled or preempted, all is saved" in slurm.log(job)
+    slurm.sh("head", "scancel", job)
+    assert slurm.end(job) == "CANCELLED"
+    assert len(re.findall(r"\| saved", slurm.log(job))) == 8
+    assert slurm.facts(job)["Restarts"] == "1"
+
+
+def test_asked_by_usr1_it_saves_and_is_not_started_again(slurm: Slurm) -> None:
+    job = slurm.submit("script", "sh", "-c", SAVES)
+    slurm.said(job, r"\| up", times=4)
+    slurm.sh("head", "scancel", "--batch", "--signal=USR1", job)
+    assert slurm.end(job) == "FAILED"
+    assert slurm.facts(job)["ExitCode"] == "75:0"
+    assert slurm.facts(job)["Restarts"] == "0"
+
+
+def test_a_dead_rank_ends_the_job_with_its_verdict_and_without_a_loop(slurm: Slurm) -> None:
+    job = slurm.submit("script", "sh", "-c", SAVES)
+    slurm.said(job, r"\| up", times=4)
+    slurm.cluster.on("node2", "sh", "-c", "kill -9 $(pgrep -f '^sh -c trap' | head -n 1)")
+    assert slurm.end(job, 60) == "FAILED"
+    assert slurm.facts(job)["ExitCode"] == "5:0"
+    assert slurm.facts(job)["Restarts"] == "0"
+    assert re.search(r"rank [23] \(node2, .*was killed by signal 9", slurm.log(job))
+
+
+def test_a_lost_agent_sends_the_job_elsewhere_as_often_as_was_said(slurm: Slurm) -> None:
+    job = slurm.submit(
+        "script", "sh", "-c", SAVES, options=[*CPUS, "--nodes=2", "--nodelist=node1"], MUSTER_MAX_RESTARTS="1"
+    )
+    for restart, lost in enumerate(("node2", "node3")):
+        slurm.said(job, rf"restart {restart}[\s\S]*\| up[\s\S]*\| up")
+        assert slurm.facts(job)["NodeList"].endswith(("2]", "3]") if restart == 0 else ",3]")
+        slurm.cluster.on(lost, "sh", "-c", "kill -9 $(pgrep -f '^/opt/muster/venv/bin/python -m train node')")
+    assert slurm.end(job, 90) == "FAILED"
+    assert slurm.facts(job)["ExitCode"] == "7:0"
+    assert slurm.facts(job)["ExcNodeList"] == "node2"
+    assert "started again 1 times already (MUSTER_MAX_RESTARTS=1)" in slurm.log(job)
+
+
+def test_an_array_and_two_jobs_on_one_node_do_not_meet(slurm: Slurm) -> None:
+    show = 'echo "port $MASTER_PORT of $WORLD_SIZE, cores $SLURM_CPUS_PER_TASK"; sleep 1'
+    options = [*CPUS, "--nodelist=node3", "--ntasks-per-node=2", "--cpus-per-task=1"]
+    array = slurm.submit("script", "sh", "-c", show, options=[*options, "--array=1-3"])
+    others = [slurm.submit("script", "sh", "-c", show, options=options) for _ in range(2)]
+    for job in (*(f"{array}_{task}" for task in (1, 2, 3)), *others):
+        assert slurm.end(job) == "COMPLETED"
+    numbers = [slurm.facts(f"{array}_{task}")["JobId"] for task in (1, 2, 3)] + others
+    logs = [slurm.log(number) for number in numbers]
+    assert all(len(re.findall(r"port \d+ of 2, cores 2$", log, re.MULTILINE)) == 2 for log in logs)  # F11, F12
+    assert len({re.findall(r"port (\d+) of 2", log)[0] for log in logs}) == 5
+    assert [re.findall(r"runs/(\S+) ", log)[0] for log in logs[:3]] == [f"slurm-{array}_{task}" for task in (1, 2, 3)]
+
+
+def test_names_arguments_and_folders_with_spaces_and_quotes(slurm: Slurm) -> None:
+    words = ["it's", 'a "b"', "$(touch /tmp/x)", "", "c  d"]
+    job = slurm.submit(
+        "script", "sh", "-c", 'pwd; printf "<%s>" "$@"; echo', "sh", *words, cwd="/srv/a b",
+        options=[*CPUS, "--nodelist=node3", "--job-name=it's \"mine\""],
+    )  # fmt: skip
+    assert slurm.end(job) == "COMPLETED"
+    log = slurm.log(job)
+    assert "| /srv/a b\n" in log
+    assert "".join(f"<{word}>" for word in words) in log
+    assert f'log /srv/a b/it\'s "mine"-{job}.out' in log.splitlines()[0]
+
+
+def test_what_cannot_be_is_said(slurm: Slurm) -> None:
+    refused = slurm.cluster.on("head", "sbatch", "-N9", "/opt/muster/slurm/ddp.sbatch", check=False)
+    assert "Node count specification invalid" in refused
+    job = slurm.submit("ddp", "--optim.lrr", "1", options=CPUS)
+    assert slurm.end(job) == "FAILED"
+    assert slurm.facts(job)["ExitCode"] == "2:0"
+    assert "optim.lrr" in slurm.log(job)
+    job = slurm.submit("ddp", options=CPUS, MUSTER_RUNTIME="rkt")
+    assert slurm.end(job) == "FAILED"
+    assert "MUSTER_RUNTIME='rkt' must be one of pyxis, apptainer, docker, podman, venv" in slurm.log(job)
+
+
+def test_preflight_passes_and_names_a_host_that_is_not_fit(slurm: Slurm) -> None:
+    job = slurm.submit("preflight")
+    assert slurm.end(job) == "COMPLETED", slurm.log(job)
+    assert re.search(r"node2: \d+ cores, 2 GPUs, clock [+-]0\.\d s", slurm.log(job))
+    slurm.cluster.on("node2", "sh", "-c", "chmod 700 /var/lib/muster/runs; chown root /var/lib/muster/runs")
+    try:
+        job = slurm.submit("preflight")
+        assert slurm.end(job) == "FAILED"
+        assert slurm.facts(job)["ExitCode"] == "3:0"
+        assert "node2: the run folder: " in slurm.log(job)
+    finally:
+        slurm.cluster.on("node2", "sh", "-c", "chmod 755 /var/lib/muster/runs; chown muster /var/lib/muster/runs")
+
+
+def test_a_dead_node_sends_the_job_elsewhere_and_it_goes_on(slurm: Slurm) -> None:
+    """The last one: a host starts again."""
+    job = slurm.submit(
+        "ddp", *TRAINING[:-1], "1000000", options=[*CPUS, "--nodes=2", "--nodelist=node1", "--exclude=node2"]
+    )
+    slurm.said(job, r"step 1\d\d/1000000")
+    slurm.cluster.kill("node3")
+    try:
+        slurm.until(job, lambda: slurm.facts(job)["JobState"] == "PENDING", 90)
+        slurm.sh("head", "scontrol", "update", f"JobId={job}", "ExcNodeList=")
+        slurm.said(job, "going on from step", 120)
+        assert slurm.facts(job)["NodeList"] == "node[1-2]"
+        slurm.sh("head", "scancel", job)
+        assert slurm.end(job) == "CANCELLED"
+        slurm.until(job, lambda: not slurm.facts(job)["JobState"].startswith("COMPL"))
+    finally:
+        slurm.cluster.start("node3")

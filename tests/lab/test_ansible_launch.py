@@ -78,8 +78,10 @@ def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_age
     assert elsewhere == []
     assert secret not in launch.output
     assert secret not in inspected
-    search = f"grep -rl {secret} /var/lib/muster /var/log /tmp /root /home /run/log 2>/dev/null; true"
-    assert [two.cluster.on(host, "sh", "-c", search) for host in two.nodes] == ["", ""]
+    search = (
+        f"journalctl --quiet --no-pager | grep {secret}; grep -rl {secret} /var/lib/muster /var/log /tmp /root /home"
+    )
+    assert [two.cluster.on(host, "sh", "-c", f"{search} 2>/dev/null; true") for host in two.nodes] == ["", ""]
 
     if json.loads((run / "environment.json").read_text())["torch"] == torch.__version__:
         agent = [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", "bare"]
@@ -151,9 +153,10 @@ def test_a_host_is_cut_off(two: Site, host: str, other: str) -> None:
 
 
 def test_ctrl_c_saves_and_stops_and_a_second_launch_is_refused_meanwhile_unless_it_shares(two: Site) -> None:
-    first = two.start(*shell(SAVES, "first"))
+    first = two.start("-T", "5", *shell(SAVES, "first"))  # F27: it is silent for longer than any time-out
     first.wait_for(UP)
     refused = two.play("launch.yml", *shell(SAVES))
+    assert "muster: ranks are started " in first.output
     assert refused.process.returncode == 2
     launch_id = two.newest("node1")
     held = rf"  node[12]: it is in use by launch {launch_id} of .+ on .+ since 2\d+-.* \(run first\): wait, or "
@@ -268,10 +271,6 @@ def test_any_script_from_a_folder_of_this_machine(two: Site, tmp_path: Path) -> 
     launch = two.play("launch.yml", "-e", script)
     assert launch.process.returncode == 0, launch.output
     assert "node1 rank 0 | seed 5 ends with [" in launch.output
-    failing = json.dumps({"script": "python -c 'import sys; sys.exit(7)'"})
-    launch = two.play("launch.yml", "-e", failing, "-e", "nodes=1")
-    assert launch.process.returncode != 0
-    assert "(exit code 5: a rank failed)" in launch.last_line
 
 
 def test_an_inventory_that_is_ugly_on_purpose(two: Site) -> None:

@@ -30,7 +30,7 @@ sys.path.remove(_ROOT)
 
 from train.launch.watch import Notes, Watch  # noqa: E402
 
-EACH_S, AT_FIRST_S = 1.0, 0.4
+EACH_S, AT_FIRST_S, MOST_S, HOSTS_A_SECOND = 1.0, 0.4, 8.0, 16
 PARTS = ("enter", "connect", "container", "join", "first step")
 CHUNK_BYTES, MOST_BYTES = 1 << 16, 1 << 20
 # One short command: the order, whether the agent lives (then it holds the lock), its heartbeat, its console's news.
@@ -47,7 +47,7 @@ class Silence(Exception):
 
 
 class ActionModule(ActionBase):  # type: ignore[misc]
-    """Options: folder, launch, host, hosts (in rank order), grace_s; follow: only look on."""
+    """Options: folder, launch, host, hosts (in rank order), grace_s; ours: steps are told; follow: only look on."""
 
     _shown = 0
     _rest = b""
@@ -58,7 +58,7 @@ class ActionModule(ActionBase):  # type: ignore[misc]
         super().run(tmp, task_vars)
         given = self._task.args
         self._is_first = given["host"] == given["hosts"][0]
-        self._follow = bool(given.get("follow"))
+        self._follow, self._is_ours = bool(given.get("follow")), bool(given.get("ours"))
         notes = Notes(Path(C.DEFAULT_LOCAL_TMP) / "muster")
         begun = {name: notes.read(f"time.{name}") for name in PARTS}
         self._times = {name: note.at_s for name, note in begun.items() if note}
@@ -98,8 +98,15 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             if how := watch.heard(alive=answer["alive"] or is_behind):
                 return how, ""
             if not is_behind:
-                time.sleep(AT_FIRST_S if self._is_first and self._step < 1 else EACH_S)
+                time.sleep(self._pause_s())
         raise AnsibleError("ansible-playbook is gone")
+
+    def _pause_s(self) -> float:
+        """Often until the job is on its way, for that is measured; less often where many hosts are asked."""
+        is_starting = "join" not in self._times or (self._is_ours and self._step < 1)
+        if self._is_first:
+            return AT_FIRST_S if is_starting else EACH_S
+        return min(MOST_S, max(EACH_S, len(self._task.args["hosts"]) / HOSTS_A_SECOND))
 
     def _ask(self, questions: queue.Queue[str], answers: queue.Queue[dict[str, Any] | Silence]) -> None:
         while True:
@@ -139,12 +146,14 @@ class ActionModule(ActionBase):  # type: ignore[misc]
             self._shown += left_out
             self._rest = b""
             self._display.display(f"… {left_out >> 20} MB are left out here; the console's file on the host has all …")
-        if heartbeat.get("start_id") and "join" not in self._times:
-            self._times["join"] = time.monotonic()
         self._step = int(heartbeat.get("step", -1))
-        if self._step >= 1 and "first step" not in self._times:
-            self._times["first step"] = time.monotonic()
-            if "container" in self._times:
+        self._reached("join", is_last=not self._is_ours, when=bool(heartbeat.get("start_id")))
+        self._reached("first step", is_last=True, when=self._step >= 1)
+
+    def _reached(self, part: str, *, is_last: bool, when: bool) -> None:
+        if when and part not in self._times:
+            self._times[part] = time.monotonic()
+            if is_last and "container" in self._times:
                 self._display.display(_parts(self._times))
 
     def _show(self, new: bytes) -> None:
@@ -154,7 +163,8 @@ class ActionModule(ActionBase):  # type: ignore[misc]
 
 
 def _parts(times: dict[str, float]) -> str:
-    """From Enter to the first training step, and what took how long."""
-    spans = [f"{name} {times[name] - times[before]:.1f} s" for before, name in pairwise(PARTS)]
-    took_s = times[PARTS[-1]] - times[PARTS[0]]
-    return f"muster: first training step {took_s:.1f} s after Enter: {', '.join(spans)}"
+    """From Enter to the first training step, or the start of ranks that tell no steps, and what took how long."""
+    parts = [part for part in PARTS if part in times]
+    spans = [f"{part} {times[part] - times[before]:.1f} s" for before, part in pairwise(parts)]
+    what = "first training step" if parts[-1] == PARTS[-1] else "ranks are started"
+    return f"muster: {what} {times[parts[-1]] - times[parts[0]]:.1f} s after Enter: {', '.join(spans)}"

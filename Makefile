@@ -10,6 +10,8 @@ LABS := $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py 
 FLAVOUR := cpu
 SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh docker/lab/boot .ci/run slurm/common.sh $(wildcard slurm/*.sbatch)
 
+ANSIBLE_YAML := $(wildcard ansible/*.yml) ansible/roles ansible/group_vars
+
 .DEFAULT_GOAL := help
 .PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up image image-lock wheels up lab lab-down lab-shell clean
 
@@ -48,7 +50,9 @@ lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	$(BIN)/mypy docker/lab/lab
 	$(BIN)/hadolint Dockerfile docker/lab/Dockerfile
 	$(BIN)/shellcheck $(SCRIPTS)
-	$(BIN)/yamllint --strict compose.yaml compose.gpu.yaml train
+	$(BIN)/yamllint --strict compose.yaml compose.gpu.yaml train $(ANSIBLE_YAML)
+	for file in $$(find ansible -name '*.py'); do $(BIN)/mypy --no-error-summary $$file || exit; done
+	cd ansible && PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production
 
 soak: $(READY) ## kill a rank a hundred times (needs root), and a drill of twenty faults: is anything lost or left? twenty minutes
 	$(BIN)/python -m tests.soak

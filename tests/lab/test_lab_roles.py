@@ -49,8 +49,10 @@ def test_a_roles_entry_is_short(role: Path) -> None:
 
 
 @pytest.mark.parametrize(("role", "name"), names(ROLES), ids=lambda value: getattr(value, "name", value))
-def test_a_wrong_type_is_refused(role: Path, name: str) -> None:
+def test_a_wrong_type_is_refused(role: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the same code with which Ansible validates a role's arguments."""
+    # Importing it replaces sys.intern, which torch's compiler cannot bear: other tests may load that later.
+    monkeypatch.setattr(sys, "intern", sys.intern)
     from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
     option = options(role)[name]

@@ -21,7 +21,7 @@ def test_it_stops_when_the_lease_is_not_renewed_and_not_before(tmp_path: Path) -
     lease.touch()
     agent = alone("--lease-file", str(lease), "--lease-s", "2", "--", *SAVES, cwd=tmp_path)
     assert agent.stdout is not None
-    while "up" not in agent.stdout.readline():
+    while agent.stdout.readline() != "up\n":
         pass
     until = time.monotonic() + 5
     while time.monotonic() < until:
@@ -57,7 +57,7 @@ def test_a_kill_needs_no_stop_before_it(tmp_path: Path) -> None:
     lease = tmp_path / "lease"
     agent = alone("--lease-file", str(lease), "--", *STUBBORN, cwd=tmp_path)
     assert agent.stdout is not None
-    while "up" not in agent.stdout.readline():
+    while agent.stdout.readline() != "up\n":
         pass
     lease.write_text("kill ann")
     output = agent.stdout.read()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -74,7 +75,7 @@ def test_an_old_verdict_goes_when_the_run_goes_on(tmp_path: Path) -> None:
     assert json.loads(verdict.read_text())["exit_code"] == first.returncode == 5
     second = alone("--run-id", "again", "--", "sh", "-c", "echo up; sleep 60", cwd=tmp_path)
     assert second.stdout is not None
-    while "up" not in second.stdout.readline():
+    while second.stdout.readline() != "up\n":
         pass
     assert not verdict.exists()
     second.kill()
@@ -86,9 +87,8 @@ def test_an_old_verdict_goes_when_the_run_goes_on(tmp_path: Path) -> None:
 )
 def test_a_second_job_of_the_same_name_says_nothing_of_the_firsts_folder(tmp_path: Path, command: list[str]) -> None:
     first = alone("--run-id", "mine", "--", "sh", "-c", "echo up; sleep 60", cwd=tmp_path)
-    assert first.stdout is not None
-    while "up" not in first.stdout.readline():
-        pass
+    log = tmp_path / "runs/mine/logs" / f"node0-{socket.gethostname()}" / "rank0.log"
+    until(lambda: log.exists() and "up\n" in log.read_text(), 30)  # written by another thread than the console
     kept = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").rglob("*")}
     second = alone("--run-id", "mine", "--", *command, cwd=tmp_path)
     output, _ = second.communicate(timeout=60)
@@ -106,7 +106,7 @@ def test_it_stops_when_whoever_started_it_lets_go_of_its_standard_input(tmp_path
     agent = alone("--die-with-stdin", "--", "sh", "-c", script, cwd=tmp_path)
     assert agent.stdin is not None
     assert agent.stdout is not None
-    while "up" not in agent.stdout.readline():
+    while agent.stdout.readline() != "up\n":
         pass
     agent.stdin.close()
     output = agent.stdout.read()
@@ -120,7 +120,7 @@ def test_the_warning_before_the_limit_and_the_limit_itself_are_one_request(tmp_p
     script = 'trap "sleep 3; echo saved; exit 0" TERM; echo up; while :; do sleep 0.05; done'
     agent = alone("--", "sh", "-c", script, cwd=tmp_path)
     assert agent.stdout is not None
-    while "up" not in agent.stdout.readline():
+    while agent.stdout.readline() != "up\n":
         pass
     agent.send_signal(signal.SIGUSR2)
     while "stopping, asked by SIGUSR2" not in agent.stdout.readline():

@@ -177,7 +177,7 @@ def test_the_user_is_the_same_on_all_hosts_and_may_lock_memory(cluster: Cluster)
         assert cluster.on(host, "stat", "-c", "%u:%g", "/var/lib/muster/runs") == "10001:10001"
         assert cluster.on(host, "id", "-u", "muster") == "10001"
     shown = cluster.on("node1", "systemctl", "show", "docker", "slurmd", "--property=LimitMEMLOCK,LimitNOFILE")
-    assert shown.split() == ["LimitMEMLOCK=infinity", "LimitNOFILE=1048576"] * 2
+    assert sorted(shown.split()) == [*["LimitMEMLOCK=infinity"] * 2, *["LimitNOFILE=1048576"] * 2]
 
 
 def test_the_firewall_lets_in_ssh_and_the_cluster_alone(cluster: Cluster) -> None:
@@ -350,4 +350,4 @@ def test_no_secret_is_in_the_repository() -> None:
     for name in found:
         text = Path(ROOT / name).read_text(encoding="utf-8")
         assert "PRIVATE KEY" not in text
-        assert not re.search(r"(password|secret|_key): [\"']?\w", text), name
+        assert not re.search(r"[A-Za-z0-9+]{44,}", text), f"{name}: a key?"

@@ -70,7 +70,8 @@ class Follower(Half):
     async def _call(self) -> Wire | Verdict:
         plan, began_s = self.terms.plan, time.monotonic()
         ports = plan.control_ports
-        seen: dict[int, str] = {}
+        unreached: dict[int, str] = {}
+        answered: dict[int, str] = {}  # tells more than that nobody is there any more
         self.console.say(f"host {self.options.node_rank} of {len(plan.hosts)}: calling agent 0 at {plan.master_addr}")
         while time.monotonic() - began_s < self.terms.join_timeout_s:
             for port in ports:
@@ -85,20 +86,23 @@ class Follower(Half):
                     return self._verdict.result()
                 try:
                     called, answer = calling.result()
-                except (OSError, EOFError, WireError, TimeoutError) as error:
-                    seen[port] = str(error) or type(error).__name__
+                except WireError as error:
+                    answered[port] = str(error)
+                    continue
+                except (OSError, EOFError, TimeoutError) as error:
+                    unreached[port] = str(error) or type(error).__name__
                     continue
                 if not answer.get("refused"):
                     self._leader = answer.get("host")
                     return called
                 called.abort()
-                if seen.get(port) != answer["refused"]:
+                if answered.get(port) != answer["refused"]:
                     self.console.say(f"refused at port {port}: {answer['refused']}; trying on")
-                seen[port] = str(answer["refused"])
-                if seen[port].startswith("--"):  # of this job, but started otherwise: no waiting will mend that
-                    return Verdict("failed", Exit.USAGE, f"agent 0 refused this agent: {seen[port]}")
+                answered[port] = str(answer["refused"])
+                if answered[port].startswith("--"):  # of this job, but started otherwise: no waiting will mend that
+                    return Verdict("failed", Exit.USAGE, f"agent 0 refused this agent: {answered[port]}")
             await asyncio.wait([self._verdict], timeout=_AGAIN_S)
-        told = "; ".join(f"port {port}: {why}" for port, why in list(seen.items())[:3])
+        told = "; ".join(f"port {port}: {why}" for port, why in list((answered | unreached | answered).items())[:3])
         return Verdict(
             "failed",
             Exit.NEVER_JOINED,

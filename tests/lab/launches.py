@@ -200,6 +200,15 @@ class Spy:
         self.process.wait(10)
 
 
+def built_image(wheels: bool = False) -> None:
+    """The image of this tree, and its wheels, are there; another worker of xdist may be building the same."""
+    with (Path(tempfile.gettempdir()) / "muster-test-image.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if wheels:
+            build(WHEELS_ONLY="1")
+        build()
+
+
 @contextmanager
 def site(count: int) -> Iterator[Site]:
     """A lab of its own, with an engine and the image on each host; or the one that MUSTER_TEST_LAB names.
@@ -212,9 +221,7 @@ def site(count: int) -> Iterator[Site]:
         name, _, folder = given.partition(":")
         yield Site(Cluster(name, Path(folder)), nodes)
         return
-    with (Path(tempfile.gettempdir()) / "muster-test-image.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another worker of xdist builds the same
-        build()
+    built_image()
     cluster = Cluster.up(count)
     try:
         inventory = yaml.safe_load(cluster.inventory.read_text())

@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import subprocess
-import sysconfig
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator
 
 import pytest
 
-from tests.lab.cluster import Cluster, need_lab
-from tests.ranks import ROOT
+from tests.container.conftest import IMAGE
+from tests.lab.cluster import need_lab
+from tests.lab.slurms import GOING, NODES, Slurm, site
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-NODES = ["node1", "node2", "node3"]
-SETTINGS = {
-    "SlurmdParameters": "config_overrides", "AuthInfo": "cred_expire=5", "SlurmdTimeout": 10,
-    "SchedulerParameters": "bf_interval=2,sched_interval=2", "PreemptType": "preempt/partition_prio",
-    "PreemptMode": "REQUEUE", "PartitionName": "urgent Nodes=ALL PriorityTier=10 State=UP",
-}  # fmt: skip
-"""Twice the cores that there are; a requeue in seconds, not minutes; a partition that preempts."""
-SITE = ': "${MUSTER_DEVICE:=cpu}" "${MUSTER_RUNS_DIR:=/var/lib/muster/runs}"\n'
 TRAINING = [
     "--model.name", "linear", "--data.name", "regression", "--train.eval_every", "0", "--train.tensorboard", "false",
     "--train.log_every", "1", "--train.save_every", "50", "--train.steps", "300",
@@ -34,131 +22,13 @@ TRAINING = [
 CPUS = ["--gpus-per-node=0", "--nodes=1"]
 SAVES = 'trap "echo saved; exit 0" TERM; echo up $SLURM_RESTART_COUNT; while :; do sleep 0.1; done'
 """A rank that stops in good order, and is up in no time."""
-GOING = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "STOPPED", "SUSPENDED")
-
-
-class Slurm:
-    """A lab whose Slurm runs jobs of the user muster."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-
-    def sh(self, host: str, *argv: str, cwd: str = "/home/muster", **env: str) -> str:
-        """As the user who submits."""
-        variables = [word for k, v in env.items() for word in ("--env", f"{k}={v}")]
-        done = subprocess.run(
-            ["docker", "exec", "--user", "muster", "--workdir", cwd, *variables, self.cluster.container(host), *argv],
-            capture_output=True, text=True, check=False, timeout=120,
-        )  # fmt: skip
-        assert done.returncode == 0, f"{host}: {argv}: {done.stdout}{done.stderr}"
-        return done.stdout.strip()
-
-    def submit(
-        self, script: str, *args: str, options: list[str] | None = None, cwd: str = "/home/muster", **env: str
-    ) -> str:
-        """Its number."""
-        path = script if "/" in script else f"/opt/muster/slurm/{script}.sbatch"
-        return self.sh("head", "sbatch", "--parsable", *(options or []), path, *args, cwd=cwd, **env)
-
-    def facts(self, job: str) -> dict[str, str]:
-        """What Slurm says of it."""
-        return dict(re.findall(r"(\w+)=(\S*)", self.cluster.on("head", "scontrol", "show", "job", job)))
-
-    def log(self, job: str) -> str:
-        """Its log, from wherever its first host has put it."""
-        name = f"*-{job}.out"
-        parts = [
-            self.cluster.on(
-                node, "sh", "-c", f"cat /home/muster/{name} '/srv/a b'/{name} 2>/dev/null; true", check=False
-            )
-            for node in NODES
-        ]
-        return "".join(part for part in parts if "No such container" not in part and "is not running" not in part)
-
-    def until(self, job: str, condition: Callable[[], Any], timeout_s: float = 180) -> None:
-        """Wait for it."""
-        deadline = time.monotonic() + timeout_s
-        while not condition():
-            assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {self.facts(job)}\n{self.log(job)}"
-            time.sleep(0.3)
-
-    def said(self, job: str, words: str, timeout_s: float = 180, times: int = 1) -> None:
-        """Until its log has that."""
-        self.until(job, lambda: len(re.findall(words, self.log(job))) >= times, timeout_s)
-
-    def end(self, job: str, timeout_s: float = 240) -> str:
-        """Its last state."""
-        self.until(job, lambda: self.facts(job)["JobState"] not in GOING, timeout_s)
-        return self.facts(job)["JobState"]
-
-    def weights(self, job: str, node: str = "node1") -> str:
-        """Hash of its last weights."""
-        return self.sh(node, "sh", "-c", DIGEST.format(f"/var/lib/muster/runs/slurm-{job}"))
-
-    def left(self) -> str:
-        """Processes of jobs, jobs, and nodes that are not idle."""
-        ps = "ps -u muster -o pid=,args= | grep -v 'ps -u muster' | grep -v 'grep -v'; true"
-        found = [f"{node}: {text}" for node in NODES if (text := self.cluster.on(node, "sh", "-c", ps))]
-        found.append(self.cluster.on("head", "squeue", "--noheader"))
-        states = self.cluster.on("head", "sinfo", "-hN", "-p", "main", "-o", "%N %T %E").splitlines()
-        return "\n".join([*filter(None, found), *(row for row in states if row.split()[1] != "idle")])
-
-
-DIGEST = """cd /opt/muster && venv/bin/python -c "
-import hashlib, sys, torch
-from pathlib import Path
-folder = Path(sys.argv[1], 'checkpoints')
-state = torch.load(sorted(folder.glob('step-*'))[-1] / 'state.pt', weights_only=True)['model']
-print(hashlib.sha256(b''.join(k.encode() + v.numpy().tobytes() for k, v in sorted(state.items()))).hexdigest())
-" {}"""
 
 
 @pytest.fixture(scope="module")
 def slurm() -> Iterator[Slurm]:
-    """A lab of its own; or, for whoever writes tests, one that stays: MUSTER_TEST_SLURM=NAME:FOLDER."""
     need_lab()
-    given = os.environ.get("MUSTER_TEST_SLURM")
-    if given:
-        name, _, folder = given.partition(":")
-        made = Slurm(Cluster(name, Path(folder)))
-        bring(made.cluster, ["slurm", "train"])
+    with site() as made:
         yield made
-        return
-    cluster = Cluster.up()
-    try:
-        settings = {"slurm_settings": SETTINGS, "slurm_node_settings": {"CPUs": 8, "CoresPerSocket": 8}}
-        cluster.playbook("provision.yml", "--tags", "base,slurm", "-e", json.dumps(settings), timeout_s=600)
-        bring(cluster, ["slurm", "train"])
-        packages = Path(sysconfig.get_path("purelib"))
-        for node in NODES:
-            cluster.on(node, "python3", "-m", "venv", "--without-pip", "/opt/muster/venv")
-            into(cluster, node, packages, "/opt/muster/venv/lib/python3.11/site-packages", without=("ansible",))
-        yield Slurm(cluster)
-    finally:
-        cluster.down()
-
-
-def bring(cluster: Cluster, folders: list[str]) -> None:
-    """Folders of this checkout, and the site's file, on all hosts."""
-    for host in ["head", *NODES]:
-        cluster.on(
-            host,
-            "sh",
-            "-c",
-            f"mkdir -p /etc/muster '/srv/a b'; chmod 777 '/srv/a b'; echo '{SITE}' >/etc/muster/slurm.sh",
-        )
-        for folder in folders:
-            into(cluster, host, ROOT / folder, f"/opt/muster/{folder}")
-
-
-def into(cluster: Cluster, host: str, folder: Path, target: str, without: tuple[str, ...] = ()) -> None:
-    """A folder of this machine to one of a host."""
-    cluster.on(host, "mkdir", "-p", target)
-    skip = [f"--exclude={name}*" for name in (*without, "__pycache__")]
-    send = subprocess.Popen(["tar", *skip, "-C", str(folder), "-c", "."], stdout=subprocess.PIPE)
-    words = ["docker", "exec", "-i", cluster.container(host), "tar", "-C", target, "--no-same-owner", "-x"]
-    assert subprocess.run(words, stdin=send.stdout, check=False).returncode == 0
-    assert send.wait() == 0
 
 
 @pytest.fixture(autouse=True)
@@ -171,17 +41,22 @@ def _nothing_is_left(slurm: Slurm) -> Iterator[None]:
         time.sleep(0.5)
 
 
-@pytest.fixture(scope="module")
-def same(tmp_path_factory: pytest.TempPathFactory, slurm: Slurm) -> str:
+def alone(slurm: Slurm, name: str, words: list[str]) -> str:
     """Hash of the weights of the same four ranks on one host, by the agent alone, never interrupted."""
-    run = "cd /opt/muster && rm -rf /tmp/same && venv/bin/python -m train node --standalone --nproc-per-node 4"
-    words = f"{run} --runs-dir /tmp --run-id same -- run --config ddp {' '.join(TRAINING)}"
+    run = f"cd /opt/muster && rm -rf /tmp/{name} && venv/bin/python -m train node --standalone --nproc-per-node 4"
+    command = f"{run} --runs-dir /tmp --run-id {name} -- run --config ddp {' '.join(words)}"
     done = subprocess.run(
-        ["docker", "exec", "--user", "muster", slurm.cluster.container("node1"), "sh", "-c", words],
-        capture_output=True, text=True, check=False, timeout=280,
+        ["docker", "exec", "--user", "muster", slurm.cluster.container("node1"), "sh", "-c", command],
+        capture_output=True, text=True, check=False, timeout=400,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
-    return slurm.sh("node1", "sh", "-c", DIGEST.format("/tmp/same"))
+    return slurm.weights_in(f"/tmp/{name}")
+
+
+@pytest.fixture(scope="module")
+def same(slurm: Slurm) -> str:
+    """Hash of the weights that all of these jobs must end with."""
+    return alone(slurm, "same", TRAINING)
 
 
 def test_ddp_as_it_stands_trains_to_the_end_with_the_bits_of_other_launchers(slurm: Slurm, same: str) -> None:
@@ -196,6 +71,27 @@ def test_ddp_as_it_stands_trains_to_the_end_with_the_bits_of_other_launchers(slu
     assert "on each host's own disk: the one of node1, rank 0's, counts" in log
     assert log.splitlines()[-1] == "muster: exit code 0"
     assert slurm.weights(job) == same
+
+
+def test_ddp_in_containers_has_the_same_bits(slurm: Slurm, same: str) -> None:
+    job = slurm.submit("ddp", *TRAINING, MUSTER_RUNTIME="docker", MUSTER_IMAGE=IMAGE)
+    assert slurm.end(job) == "COMPLETED"
+    assert f"on CPUs; docker {IMAGE}; ranks meet" in slurm.log(job)
+    assert slurm.weights(job) == same
+    for node in NODES:
+        assert slurm.cluster.on(node, "docker", "ps", "--all", "--quiet") == ""
+
+
+def test_a_job_that_takes_longer_than_its_limit_goes_on_after_it(slurm: Slurm) -> None:
+    """A minute, of which Slurm's signal leaves between ten seconds and fifty."""
+    words = [*TRAINING[:-3], "5000", "--train.steps", "15000", "--train.log_every", "100"]
+    job = slurm.submit("ddp", *words, options=["--time=1", "--signal=B:USR2@20"], MUSTER_GRACE_S="10")
+    slurm.until(job, lambda: slurm.facts(job)["JobState"] not in GOING, 480)
+    log = slurm.log(job)
+    assert slurm.facts(job)["JobState"] == "COMPLETED", log
+    assert int(slurm.facts(job)["Restarts"]) >= 1
+    assert "the time is nearly up, and all is saved: back into the queue" in log
+    assert slurm.weights(job) == alone(slurm, "longer", words)
 
 
 def test_before_its_limit_a_job_saves_goes_back_and_ends_with_the_same_bits(slurm: Slurm, same: str) -> None:

@@ -270,7 +270,7 @@ def test_a_sick_node_gets_no_jobs_until_it_is_well_again(cluster: Cluster) -> No
     assert "muster-node-health: /var/lib/muster/runs is missing" in cluster.on("head", "sinfo", "-R", "-o", "%E")
     cluster.on("node1", "mv", "/var/lib/muster/gone", "/var/lib/muster/runs")
     cluster.on("node1", health)
-    assert states(cluster)["node1"] == "idle"
+    wait_for(cluster, dict.fromkeys([*NODES, "node4"], "idle"))
     cluster.on("head", "scontrol", "update", "NodeName=node1", "State=DRAIN", "Reason=by hand")
     cluster.on("node1", health)
     assert "drain" in states(cluster)["node1"]  # by hand: it stays

@@ -23,7 +23,7 @@ SETTINGS = {
     "PreemptMode": "REQUEUE", "PartitionName": "urgent Nodes=ALL PriorityTier=10 State=UP",
 }  # fmt: skip
 """Twice the cores that there are; a requeue in seconds, not minutes; a partition that preempts."""
-GOING = ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "STOPPED", "SUSPENDED")
+ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
 
 
 class Slurm:
@@ -75,10 +75,20 @@ class Slurm:
         """Until its log has that."""
         self.until(job, lambda: len(re.findall(words, self.log(job))) >= times, timeout_s)
 
-    def end(self, job: str, timeout_s: float = 240) -> str:
-        """Its last state."""
-        self.until(job, lambda: self.facts(job)["JobState"] not in GOING, timeout_s)
-        return self.facts(job)["JobState"]
+    def end(self, job: str, timeout_s: float = 240, restarts: str = "") -> str:
+        """Its last state; or that it was "RESTARTED", where it was started more often than `restarts`."""
+        seen: list[tuple[float, str]] = []
+
+        def is_last() -> bool:
+            facts = self.facts(job)
+            state = "RESTARTED" if restarts not in ("", facts["Restarts"]) else facts["JobState"]
+            if not seen or seen[0][1] != state:
+                seen[:] = [(time.monotonic(), state)]
+            # While it goes back into the queue it looks for a moment as if it had ended.
+            return state == "RESTARTED" or (state in ENDED and time.monotonic() - seen[0][0] > 2)
+
+        self.until(job, is_last, timeout_s)
+        return seen[0][1]
 
     def weights(self, job: str, node: str = "node1") -> str:
         """Hash of its last weights."""
@@ -134,3 +144,12 @@ def site() -> Iterator[Slurm]:
         yield Slurm(cluster)
     finally:
         cluster.down()
+
+
+def fetch(slurm: Slurm, run: str, target: Path) -> Path:
+    """A run folder as one: rank 0's host's, with what other hosts' ranks have logged of their samples."""
+    target.mkdir()
+    for node in reversed(NODES):  # node1's comes last: it counts
+        source = f"{slurm.cluster.container(node)}:{run}/."
+        subprocess.run(["docker", "cp", source, str(target)], capture_output=True, check=False)
+    return target

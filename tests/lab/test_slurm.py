@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 import re
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.container.conftest import IMAGE
 from tests.lab.cluster import need_lab
-from tests.lab.slurms import GOING, NODES, Slurm, site
+from tests.lab.slurms import NODES, Slurm, fetch, site
+from train.checks import drill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -82,15 +85,15 @@ def test_ddp_in_containers_has_the_same_bits(slurm: Slurm, same: str) -> None:
         assert slurm.cluster.on(node, "docker", "ps", "--all", "--quiet") == ""
 
 
-def test_a_job_that_takes_longer_than_its_limit_goes_on_after_it(slurm: Slurm) -> None:
+def test_a_job_that_takes_longer_than_its_limit_goes_on_after_it(slurm: Slurm, same: str) -> None:
     """A minute, of which Slurm's signal leaves between ten seconds and fifty."""
-    words = [*TRAINING[:-3], "5000", "--train.steps", "15000", "--train.log_every", "100"]
+    log = slurm.sh("node1", "cat", "/tmp/same/logs/node0-gpu-a.lab.test/rank0.log")
+    (took_s,) = map(float, re.findall(r"training took +│ ([\d.]+) s", log))
+    words = [*TRAINING[:-3], "1000", "--train.steps", str(round(300 / took_s * 50)), "--train.log_every", "100"]
     job = slurm.submit("ddp", *words, options=["--time=1", "--signal=B:USR2@20"], MUSTER_GRACE_S="10")
-    slurm.until(job, lambda: slurm.facts(job)["JobState"] not in GOING, 480)
-    log = slurm.log(job)
-    assert slurm.facts(job)["JobState"] == "COMPLETED", log
+    assert slurm.end(job, 480) == "COMPLETED", slurm.log(job)
     assert int(slurm.facts(job)["Restarts"]) >= 1
-    assert "the time is nearly up, and all is saved: back into the queue" in log
+    assert "the time is nearly up, and all is saved: back into the queue" in slurm.log(job)
     assert slurm.weights(job) == alone(slurm, "longer", words)
 
 
@@ -108,6 +111,54 @@ def test_before_its_limit_a_job_saves_goes_back_and_ends_with_the_same_bits(slur
     assert len(re.findall("going on from step", log)) == 2
     assert slurm.facts(job)["Restarts"] == "2"
     assert slurm.weights(job) == same
+
+
+RANK, AGENT = "^/opt/muster/venv/bin/python.* -m train run", "^/opt/muster/venv/bin/python.* -m train node"
+FAULTS: dict[str, tuple[str, ...]] = {
+    "kill -9 of a rank": ("pkill", "--signal", "KILL", "--newest", "-f", RANK),
+    "kill -9 of an agent": ("pkill", "--signal", "KILL", "-f", AGENT),
+    "kill -9 of all on a host": ("pkill", "--signal", "KILL", "-f", f"{RANK}|{AGENT}"),
+    "USR2": ("scancel", "--batch", "--signal=USR2"),
+    "USR1": ("scancel", "--batch", "--signal=USR1"),
+    "requeue": ("scontrol", "requeue"),
+    "cancel": ("scancel",),
+}
+
+
+@pytest.mark.timeout(1500)
+def test_a_drill_of_random_faults_ends_with_the_bits_of_an_untouched_run(slurm: Slurm, tmp_path: Path) -> None:
+    """At random times, also while it starts; where Slurm does not start a job again, a new one goes on with its run."""
+    words = [*TRAINING[:-3], "300", "--train.steps", "8000", "--train.log_every", "100", "--train.log_samples", "true"]
+    alone(slurm, "untouched", words)
+    dice, dealt = random.Random(8), []
+
+    def submit() -> str:
+        # On the same two nodes: each has the samples' log of its own ranks.
+        return slurm.submit("ddp", *words, options=["--nodelist=node[1-2]"], MUSTER_RUN_ID="drill")
+
+    job = submit()
+    for fault in dice.sample(list(FAULTS), len(FAULTS)):
+        slurm.until(job, lambda: slurm.facts(job)["JobState"] == "RUNNING")  # noqa: B023 - called at once
+        restarts = slurm.facts(job)["Restarts"]
+        time.sleep(dice.uniform(0, 15))
+        step = (re.findall(r"step (\d+)/", slurm.log(job)) or ["none"])[-1]
+        argv, on_a_node = FAULTS[fault], FAULTS[fault][0] == "pkill"
+        if on_a_node:
+            said = slurm.cluster.on(dice.choice(NODES[:2]), *argv, check=False)
+        else:
+            said = slurm.cluster.on("head", *argv, job, check=False)
+        dealt.append(f"{fault} at step {step} {said}")
+        print(dealt[-1])
+        ended = slurm.end(job, 300, restarts)
+        if ended == "COMPLETED":
+            break
+        job = job if ended == "RESTARTED" else submit()
+    assert slurm.end(job, 400) == "COMPLETED", f"{dealt}\n{slurm.log(job)}"
+    assert len(dealt) >= 5, dealt
+    drill.compare(
+        fetch(slurm, "/tmp/untouched", tmp_path / "untouched"),
+        fetch(slurm, "/var/lib/muster/runs/drill", tmp_path / "drill"), 4,
+    )  # fmt: skip
 
 
 def test_preempted_it_saves_and_slurm_starts_it_again_and_scancel_is_the_end(slurm: Slurm) -> None:

@@ -306,10 +306,12 @@ def notes(job: Job) -> list[str]:
     """What a user should know of this job, each in a line."""
     counts = [host.slots for host in job.plan.hosts]
     each = f"{counts[0]} on each" if len(set(counts)) == 1 else ", ".join(map(str, counts))
+    hosts = "one host" if len(counts) == 1 else f"{len(counts)} hosts ({each})"
+    ranks = "1 rank" if job.plan.world_size == 1 else f"{job.plan.world_size} ranks"
     what = job.image if job.runtime != "venv" else job.python
     first = job.plan.hosts[0].name
     lines = [
-        f"{job.plan.world_size} ranks on {len(counts)} hosts ({each}), {job.cpus} cores a host, "
+        f"{ranks} on {hosts}, {job.cpus} cores a host, "
         f"{'GPUs' if job.device == 'cuda' else 'on CPUs'}; {job.runtime} {what}; "
         f"ranks meet at {first}, port {job.plan.master_ports[0]} or the next free one"
     ]

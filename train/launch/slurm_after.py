@@ -56,10 +56,8 @@ def decide(
     # A node that comes back is told to end the start that it missed, and that has the same number as this one.
     is_stray = code == Exit.STOPPED_UNSAVED and not asked and restarts > 0 and cause.endswith(" before it began")
     if asked == "TERM":
-        words = "cancelled or preempted: whether it starts again is for Slurm to say"
-        return Decision(
-            False, code, words if code == Exit.STOPPED_SAVED else f"{words}; {cause or f'exit code {code}'}"
-        )
+        what = "all is saved" if code == Exit.STOPPED_SAVED else cause or f"exit code {code}"
+        return Decision(False, code, f"cancelled or preempted, {what}: whether it starts again is for Slurm to say")
     if not in_time and not is_stray and code != Exit.HOST_LOST:
         return Decision(False, code, f"exit code {code}" + (": not started again" if code else ""))
     why = "the time is nearly up, and all is saved" if in_time else cause

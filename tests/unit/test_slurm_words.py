@@ -167,6 +167,9 @@ def test_ranks_are_gpus_of_each_host_else_tasks_else_what_was_said() -> None:
 
     assert slots() == [1, 1, 1]
     assert slots(SLURM_TASKS_PER_NODE="2(x2),1") == [2, 2, 1]
+    assert slots(SLURM_TASKS_PER_NODE="2(x3)", SLURM_NTASKS="5") == [2, 2, 1]  # as Slurm 22.05 has it
+    assert slots(SLURM_TASKS_PER_NODE="4(x3)", SLURM_NTASKS="5") == [3, 1, 1]
+    assert slots(SLURM_TASKS_PER_NODE="2(x3)", SLURM_NTASKS="6") == [2, 2, 2]
     assert slots(SLURM_GPUS_ON_NODE="4") == [4, 4, 2]
     assert slots(SLURM_GPUS_ON_NODE="4", shown="") == [4, 4, 4]
     assert slots("1", SLURM_GPUS_ON_NODE="4") == [1, 1, 1]

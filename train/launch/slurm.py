@@ -251,6 +251,10 @@ def _ranks(
     if len(counts) != len(names):
         problems.append(f"{source}: {text or env.get(source)} has {len(counts)} numbers for {len(names)} hosts")
         return [1] * len(names)
+    if text is None and len(names) <= int(env.get("SLURM_NTASKS") or 0) < sum(counts):
+        # Slurm gives 2(x2) also for three tasks on two hosts of two: the last host has fewer.
+        for host in reversed(range(len(names))):
+            counts[host] -= min(counts[host] - 1, sum(counts) - int(env["SLURM_NTASKS"]))
     return counts
 
 

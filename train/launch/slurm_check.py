@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -81,13 +83,20 @@ def problems_of(told: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[list
     return bad, notes
 
 
-def judge(rows: Sequence[Mapping[str, Any]], names: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
-    """Print what is worth knowing; all problems of all hosts."""
-    problems = [f"{name}: it did not answer (is slurmd well, is munge's key the same?)" for name in names]
+def judge(rows: Sequence[Mapping[str, Any]], silent: Sequence[str], asked: Mapping[str, Any]) -> list[str]:
+    """Print what is worth knowing; all problems of all hosts.
+
+    Args:
+        rows: what each host told.
+        silent: hosts that could not be asked.
+        asked: `cpus` and `device` of the job.
+    """
+    problems = [
+        f"{name}: Slurm could not start the check there: is slurmd well, are clock and munge's key those of the others?"
+        for name in silent
+    ]
     for told in rows:
         bad, notes = problems_of(told, asked)
-        silent = f"{told['node']}: it did not answer"
-        problems = [problem for problem in problems if not problem.startswith(silent)]
         problems += [f"{told['node']}: {problem}" for problem in bad]
         print(
             f"muster: {told['node']}: {told['cpus']} cores, {told['gpus_given']} GPUs, clock {told['ahead_s']:+.1f} s, "
@@ -97,19 +106,18 @@ def judge(rows: Sequence[Mapping[str, Any]], names: Sequence[str], asked: Mappin
     return problems
 
 
-def ask_all(hosts: int, cpus: int) -> list[dict[str, Any]]:
-    """`found_here` of each host that answers, with its clock against ours and its credential read here."""
-    words = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}"]
-    words += [
-        "--export=ALL",
-        "--mpi=none",
-        "--wait=30",
-        os.environ.get("MUSTER_PYTHON") or "python3",
-        "-m",
-        __spec__.name,
-    ]
+def ask_all(names: Sequence[str], cpus: int) -> tuple[list[dict[str, Any]], list[str]]:
+    """`found_here` of each host that answers, with its clock against ours and its credential read here; the others."""
+    hosts = len(names)
+    words = [
+        "srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1", f"--cpus-per-task={cpus}",
+        "--export=ALL", "--mpi=none", "--wait=30", os.environ.get("MUSTER_PYTHON") or "python3", "-m", __spec__.name,
+    ]  # fmt: skip
     rows = []
-    with subprocess.Popen([*words, "here"], stdout=subprocess.PIPE, text=True) as step:  # noqa: S603
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen([*words, "here"], stdout=subprocess.PIPE, stderr=said, text=True) as step,  # noqa: S603
+    ):
         assert step.stdout is not None
         for line in step.stdout:
             came_s = time.time()
@@ -117,7 +125,14 @@ def ask_all(hosts: int, cpus: int) -> list[dict[str, Any]]:
             told["ahead_s"] = told["time"] - came_s
             told["credential"] = _unmunged(told["credential"])
             rows.append(told)
-    return rows
+        step.wait()
+        said.seek(0)
+        errors = said.read()
+    sys.stderr.write(errors)
+    # Where one host cannot be reached, srun ends the step on the others before they answer: they are not to blame.
+    to_blame = re.findall(r"launch for StepId=\S+ failed on node ([^:\s]+)", errors)
+    answered = {told["node"] for told in rows}
+    return rows, [name for name in names if name not in answered and (name in to_blame or not to_blame)]
 
 
 def _unmunged(credential: str) -> str:
@@ -141,7 +156,7 @@ def main(argv: Sequence[str]) -> int:
     env = os.environ
     names, cpus = expand_hosts(env["SLURM_JOB_NODELIST"]), int(env.get("SLURM_CPUS_PER_TASK") or 1)
     device = env.get("MUSTER_DEVICE") or ("cuda" if env.get("SLURM_GPUS_ON_NODE") else "cpu")
-    problems = judge(ask_all(len(names), cpus), names, {"cpus": cpus, "device": device})
+    problems = judge(*ask_all(names, cpus), {"cpus": cpus, "device": device})
     if problems:
         print("muster: not fit:", *(f"  {problem}" for problem in problems), sep="\n", file=sys.stderr)
         return int(Exit.PREFLIGHT)

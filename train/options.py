@@ -188,3 +188,12 @@ def checked_config(argv: Sequence[str], world_size: int) -> Config:
     if found:
         raise UsageError([str(problem) for problem in found])
     return config
+
+
+def launch_problems(argv: Sequence[str], world_size: int) -> list[str]:
+    """What a launcher can tell of a config before any host does; whether data is there is the hosts' to say."""
+    try:
+        checked_config(split_launch_options(argv)[1], world_size)
+    except UsageError as error:
+        return [problem for problem in error.problems if not problem.startswith("data.paths")]
+    return []

@@ -55,16 +55,12 @@ def muster_launch(asked: Mapping[str, Any], names: Sequence[str], variables: Map
 
 
 def _config_problems(words: list[str], world_size: int) -> list[str]:
-    """As a rank would tell them, where this machine has jsonargparse; whether data is there is the hosts' to say."""
+    """As a rank would tell them, where this machine has jsonargparse."""
     try:
-        from train.options import checked_config, split_launch_options
+        from train.options import launch_problems
     except ImportError:
         return []
-    try:
-        checked_config(split_launch_options(words)[1], world_size)
-    except UsageError as error:
-        return [problem for problem in error.problems if not problem.startswith("data.paths")]
-    return []
+    return launch_problems(words, world_size)
 
 
 def muster_plan(names: Sequence[str], variables: Mapping[str, Any]) -> dict[str, Any]:

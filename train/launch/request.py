@@ -115,6 +115,7 @@ def launch(
     variables: Mapping[str, Mapping[str, Any]],
     by: str,
     check_config: CheckConfig = lambda words, world_size: [],
+    lease_s: float = LEASE_S,
 ) -> dict[str, Any]:
     """Everything that is known of a launch before a host is touched; `problems` is empty where it can be.
 
@@ -124,6 +125,7 @@ def launch(
         variables: each host's.
         by: who launches.
         check_config: what is wrong with a config, where this machine has what it takes to tell; else the ranks will.
+        lease_s: how long the job goes on when nobody watches it any more, unless it was detached.
     """
     given = Asked(asked)
     problems = given.problems
@@ -143,7 +145,7 @@ def launch(
         )
     plan = _plan(given, chosen, variables, port_candidates(launch_id, 1)[0] if share else None)
     command, files = _command(given, plan, check_config)
-    options = _options(given, detach=detach)
+    options = _options(given, None if detach else lease_s)
     grace_s = given.number("grace", 0, float)
     told = {} if plan is None else {
         "table": table(plan),
@@ -161,7 +163,7 @@ def launch(
         "problems": list(dict.fromkeys(problems)), "id": launch_id, "by": by, "names": chosen,
         "share": share, "detach": detach, "runtime": runtime, "device": device,
         "command": command, "files": files, "ours": command[:1] == ["run"],
-        "lease_s": None if detach else LEASE_S, "grace_s": grace_s, **told,
+        "lease_s": None if detach else lease_s, "grace_s": grace_s, **told,
     }  # fmt: skip
 
 
@@ -175,14 +177,14 @@ def _plan(
         return None
 
 
-def _options(given: Asked, *, detach: bool) -> list[str]:
+def _options(given: Asked, lease_s: float | None) -> list[str]:
     """The agents' patience, as asked for."""
     names = {
         "time_limit": ("--time-limit-s", 1, float), "grace": ("--grace-s", 0, float),
         "join_timeout": ("--join-timeout-s", 1, float), "idle_timeout": ("--idle-timeout-s", 1, float),
         "max_restarts": ("--max-restarts", 0, int),
     }  # fmt: skip
-    words = [] if detach else ["--lease-s", f"{LEASE_S:g}"]
+    words = [] if lease_s is None else ["--lease-s", f"{lease_s:g}"]
     for name, (option, least, kind) in names.items():
         value = given.number(name, least, kind)
         if value is not None:

@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import time
 from typing import TYPE_CHECKING, Any
@@ -24,11 +25,18 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 SHM_MB = 1000
+BEGIN_S = 20
+"""In which an agent that nobody but itself looks after has taken its lock, or never will."""
 # The agent takes the lock (whoever looks whether it is held has it for a moment) and the console, and becomes what it
 # is: nothing stands between it and its container's init.
 TRAMPOLINE = (
     'exec 9<"$1/lock" && flock --timeout 10 9 || exit 3; console=$1/console; shift; '
     'echo "what is said goes to $console"; exec "$@" >>"$console" 2>&1'
+)
+# Where neither a container's engine nor systemd tells how it ended, the one that waits for it writes that down.
+IN_SESSION = (
+    'exec 9<"$1/lock" && flock --timeout 10 9 || exit 3; folder=$1; shift; '
+    'sh -c \'echo "$$" >"$0/pid"; exec "$@"\' "$folder" "$@" >>"$folder/console" 2>&1; echo "exited $?" >"$folder/exit"'
 )
 
 
@@ -59,6 +67,11 @@ def load(path: pathlib.Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return told if isinstance(told, dict) else {}
+
+
+def python_of(given: dict[str, Any]) -> pathlib.Path:
+    """The Python that jobs without containers run with."""
+    return pathlib.Path(given.get("python") or f"{given['home']}/venv/bin/python")
 
 
 def is_running(folder: pathlib.Path) -> bool:
@@ -127,21 +140,38 @@ class Agent:
     def __init__(self, base: pathlib.Path, launch: str) -> None:
         self.folder = base / launch
         self.name = f"muster-{launch}"
-        self.in_container = load(self.folder / "launch.json").get("runtime") != "venv"
+        self._is_in(load(self.folder / "launch.json").get("runtime"))
+
+    def _is_in(self, runtime: str | None) -> None:
+        """Where it lives: a container, a unit of systemd, or, where systemd is not ours, a session of its own."""
+        self.in_container = runtime != "venv"
+        self.in_unit = runtime == "venv" and os.geteuid() == 0
 
     def start(self, given: dict[str, Any]) -> None:
         """Start it, detached."""
-        self.in_container = given["runtime"] == "docker"
+        self._is_in(given["runtime"])
         self._write_folder(given)
-        python = "python" if self.in_container else f"{given['home']}/venv/bin/python"
+        python = "python" if self.in_container else str(python_of(given))
         more = ["--lease-file", str(self.folder / "lease"), "--runs-dir", given["runs"]]
         command = [word.replace("{files}", str(self.folder)) for word in given["command"]]
         words = [python, "-m", "train", "node", *given["arguments"], *more, "--", *command]
+        if not self.in_container and not self.in_unit:
+            self._start_session(given, words)
+            return
         host = self._docker(given) if self.in_container else self._systemd(given)
         run(*host, "sh", "-c", TRAMPOLINE, "sh", str(self.folder), *words)
 
+    def _start_session(self, given: dict[str, Any], words: list[str]) -> None:
+        more = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._environment(given)}
+        subprocess.Popen(  # noqa: S603 - words of ours, and none of a shell's
+            ["sh", "-c", IN_SESSION, "sh", str(self.folder), *words],  # noqa: S607
+            cwd=given["code"] or given["home"], env={**os.environ, **more}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+
     def _write_folder(self, given: dict[str, Any]) -> None:
         uid, (watcher, group) = given["uid"], given["watcher"]
+        gid = given.get("gid", uid)
         self.folder.mkdir(mode=0o750)
         os.chown(self.folder, uid, group)
         about = {**given["about"], "id": given["launch"], "by": given["by"], "runtime": given["runtime"]}
@@ -154,7 +184,7 @@ class Agent:
             descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
             with os.fdopen(descriptor, "w", encoding="utf-8") as file:
                 os.fchmod(descriptor, mode)
-                os.fchown(descriptor, *((watcher, group) if name == "lease" else (uid, uid)))
+                os.fchown(descriptor, *((watcher, group) if name == "lease" else (uid, gid)))
                 file.write(text)
 
     def _environment(self, given: dict[str, Any]) -> dict[str, str]:
@@ -169,7 +199,7 @@ class Agent:
         words = [
             "docker", "run", "--detach", "--pull", "never", "--name", self.name,
             "--label", f"muster.launch={given['launch']}", "--network", "host",
-            "--user", f"{given['uid']}:{given['uid']}", "--read-only", "--tmpfs", "/tmp",  # noqa: S108
+            "--user", f"{given['uid']}:{given.get('gid', given['uid'])}", "--read-only", "--tmpfs", "/tmp",  # noqa: S108
             "--cap-drop", "ALL", "--security-opt", "no-new-privileges:true", "--stop-timeout", "60",
         ]  # fmt: skip
         if given["gpus"]:
@@ -217,6 +247,9 @@ class Agent:
         """Whether its container or unit runs."""
         if self.in_container:
             return run("docker", "inspect", "--format", "{{.State.Running}}", self.name, check=False) == "true"
+        if not self.in_unit:
+            begun_s = time.time() - (self.folder / "launch.json").stat().st_mtime
+            return is_running(self.folder) or (begun_s < BEGIN_S and not (self.folder / "exit").exists())
         state = run("systemctl", "show", "--property", "ActiveState", "--value", f"{self.name}.service", check=False)
         return state in ("active", "activating", "deactivating", "reloading")
 
@@ -240,6 +273,9 @@ class Agent:
         """End it at once, with all that it started. Raises RefusalError where it does not die."""
         if self.in_container:
             run("docker", "kill", self.name, check=False)
+        elif not self.in_unit:
+            with contextlib.suppress(OSError, ValueError):
+                os.kill(int("".join(lines_of(self.folder / "pid", 1))), signal.SIGKILL)
         else:
             run("systemctl", "kill", "--signal", "SIGKILL", f"{self.name}.service", check=False)
         if not self.wait(15):

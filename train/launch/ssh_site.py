@@ -1,0 +1,219 @@
+"""The hosts of a launch by SSH: who they are, what all of them are asked at once, and our code on them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import secrets
+import shlex
+import tarfile
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from train.errors import UsageError
+from train.launch.inventory import read_inventory
+from train.launch.plan import parse_hosts
+from train.launch.ssh_host import Login, SshHost
+
+AT_ONCE = 64
+"""Hosts that are asked at a time."""
+_ROOT = Path(__file__).resolve().parents[2]
+_REMEDIES = {
+    r"no Python environment in (\S+): run provision\.yml": r"no Python environment in \1: make one there, or say "
+    "--python PATH, or --runtime docker",
+    r"no image (\S+): run provision\.yml": r"no image \1: fab push --image \1",
+    "run provision\\.yml": "see README.md, With SSH alone",
+    "-e share=true": "--share", "-e muster_device=cpu": "--device cpu", r"stop\.yml": "fab stop",
+    "muster_device": "--device",
+}  # fmt: skip
+
+
+@dataclass
+class Site:
+    """Hosts, and where things are on them."""
+
+    logins: list[Login]
+    variables: dict[str, dict[str, Any]]
+    """Each host's `slots` and `address`, as an inventory has them."""
+    home: str = "~/muster"
+    """Of code, launches and runs on the hosts."""
+    python: str = ""
+    image: str = ""
+    """The container image; the inventory's, else muster:cpu."""
+    hosts: dict[str, SshHost] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.hosts = {login.name: SshHost(login) for login in self.logins}
+
+    def usual(self, name: str, otherwise: str) -> str:
+        """A variable of the inventory that all hosts share."""
+        found = {str(variables.get(name) or "") for variables in self.variables.values()}
+        (value,) = found if len(found) == 1 else {""}
+        return otherwise if not value or "{{" in value else value
+
+    def given(self, **more: Any) -> dict[str, Any]:
+        """What every host is told, whatever is to be done."""
+        pythons = [self.python] if self.python else [f"{self.home}/venv/bin/python", "/opt/muster/venv/bin/python"]
+        paths = {"folder": f"{self.home}/launches", "runs": f"{self.home}/runs", "home": f"{self.home}/{_code()[0]}"}
+        return {
+            **paths,
+            "pythons": pythons,
+            "image": self.image or self.usual("muster_image", "muster:cpu"),
+            "launch": None,
+            "run_id": None,
+            **more,
+        }
+
+    def each(
+        self, function: Callable[[str, SshHost], Any], names: Sequence[str] | None = None, at_once: int = AT_ONCE
+    ) -> dict[str, Any]:
+        """What it gives for each of these hosts; in threads that nobody waits for at the end of the process."""
+        found: dict[str, Any] = {}
+        slots = threading.Semaphore(at_once)
+
+        def one(name: str) -> None:
+            with slots:
+                try:
+                    found[name] = function(name, self.hosts[name])
+                except Exception as error:
+                    found[name] = {"failed": True, "msg": str(error) or type(error).__name__}
+
+        chosen = list(self.hosts if names is None else names)
+        threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in chosen]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            while thread.is_alive():  # so that signals are heard
+                thread.join(0.2)
+        return {name: found[name] for name in chosen}
+
+    def ask(
+        self, state: str, names: Sequence[str] | None = None, timeout_s: float = 60.0, **more: Any
+    ) -> dict[str, dict[str, Any]]:
+        """`SshHost.ask` of each host."""
+        return self.each(lambda name, host: in_our_words(host.ask(state, self.given(**more), timeout_s)), names)
+
+    def close(self) -> None:
+        """Part from all."""
+        for host in self.hosts.values():
+            host.close()
+
+
+def site_of(hosts: str, inventory: str, nproc: str, ssh_config: str = "", **more: Any) -> Site:
+    """The site that is asked for. Raises UsageError with every problem.
+
+    Args:
+        hosts: `a,b:4,me@c`: in rank order, with numbers of ranks where they differ.
+        inventory: Ansible's YAML, in place of that.
+        nproc: ranks a host.
+        ssh_config: in place of ~/.ssh/config.
+        more: of `Site`.
+    """
+    if bool(hosts) == bool(inventory):
+        raise UsageError("give either --hosts a,b (in rank order), or --inventory FILE (Ansible's, in YAML)")
+    if nproc and not re.fullmatch(r"[1-9]\d{0,3}", nproc):
+        raise UsageError(f"--nproc: {nproc!r} must be a whole number of ranks, from 1")
+    config = Path(ssh_config).expanduser() if ssh_config else None
+    if config is not None and not config.is_file():
+        raise UsageError(f"--ssh-config: there is no file {config}")
+    problems: list[str] = []
+    logins, variables = [], {}
+    if inventory:
+        for host in read_inventory(Path(inventory)):
+            logins.append(_login_of(host.name, host.variables, Path(inventory), config, problems))
+            slots = host.variables.get("slots", nproc or None)
+            variables[host.name] = {**host.variables, **({} if slots is None else {"slots": slots})}
+    else:
+        for wanted in parse_hosts(hosts, problems):
+            user, _, name = wanted.name.rpartition("@")
+            logins.append(Login(name, name, user or None, config=config))
+            variables[name] = {"slots": nproc or 1 if wanted.slots is None else wanted.slots}
+    names = [login.name for login in logins]
+    problems += [f"--hosts: {name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
+    if problems:
+        raise UsageError(problems)
+    return Site(logins, variables, **more)
+
+
+def _login_of(
+    name: str, variables: Mapping[str, Any], inventory: Path, config: Path | None, problems: list[str]
+) -> Login:
+    def text(key: str) -> str:
+        value = str(variables.get(key) or "")
+        value = re.sub(r"\{\{ *inventory_dir *\}\}", lambda _: str(inventory.resolve().parent), value)
+        if "{{" in value:
+            problems.append(
+                f"{inventory}: {key} of {name} is a template, {value}: say it as it is, or use --ssh-config"
+            )
+        return value
+
+    words = shlex.split(text("ansible_ssh_common_args") or text("ansible_ssh_args"))
+    if words and (len(words) != 2 or words[0] != "-F"):
+        problems.append(
+            f"{inventory}: ansible_ssh_common_args of {name}: of ssh's options only -F FILE is known here: put "
+            "the others into that file, or into ~/.ssh/config"
+        )
+    port, key = text("ansible_port"), text("ansible_ssh_private_key_file")
+    return Login(
+        name, text("ansible_host") or name, text("ansible_user") or None, int(port) if port.isdecimal() else None,
+        str(Path(key).expanduser()) if key else None, config or (Path(words[1]).expanduser() if words[1:] else None),
+    )  # fmt: skip
+
+
+def in_our_words(told: Any) -> Any:
+    """What a host told, with the commands of this launcher in place of Ansible's."""
+    if isinstance(told, str):
+        for pattern, words in _REMEDIES.items():
+            told = re.sub(pattern, words, told)
+        return told
+    if isinstance(told, list):
+        return [in_our_words(each) for each in told]
+    return {k: in_our_words(v) if k in ("problems", "msg") else v for k, v in told.items()} if told else told
+
+
+# Code.
+
+
+def _code() -> tuple[str, bytes]:
+    """This checkout's code, as the name of its folder on hosts, and an archive."""
+    if not _CODE:
+        text = io.BytesIO()
+        with tarfile.open(fileobj=text, mode="w") as archive:
+            for path in sorted((_ROOT / "train").rglob("*")):
+                if path.is_file() and "__pycache__" not in path.parts:
+                    member = archive.gettarinfo(path, str(path.relative_to(_ROOT)))
+                    member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
+                    with path.open("rb") as file:
+                        archive.addfile(member, file)
+        _CODE.append((f"code-{hashlib.sha256(text.getvalue()).hexdigest()[:16]}", text.getvalue()))
+    return _CODE[0]
+
+
+_CODE: list[tuple[str, bytes]] = []
+
+
+def push_code(site: Site, probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Send this checkout's code to hosts that do not have it; their names. Raises UsageError."""
+    lacking = [name for name, probe in probes.items() if probe.get("paths") and not probe.get("has_home")]
+    sent = site.each(lambda name, host: unpack(host, probes[name]["paths"]["home"], _code()[1]), lacking)
+    problems = [f"{name}: the code could not be sent: {told['msg']}" for name, told in sent.items() if told]
+    if problems:
+        raise UsageError(problems)
+    return lacking
+
+
+def unpack(host: SshHost, folder: str, archive: bytes) -> None:
+    """An archive becomes a folder on a host, all of it or nothing."""
+    aside = shlex.quote(f"{folder}.{secrets.token_hex(4)}")
+    script = f"mkdir -p {aside} && tar -xf - -C {aside} && {{ mv -T {aside} {shlex.quote(folder)} || rm -rf {aside}; }}"
+    host.read(script if not archive.startswith(b"\x1f\x8b") else script.replace("tar -xf", "tar -xzf"), archive)
+
+
+def silent(probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Hosts that could not be looked at, and why."""
+    lost = [f"{n} cannot be reached: {p['unreachable_why']}" for n, p in probes.items() if p.get("unreachable_why")]
+    return lost + [f"{name}: {probe['msg']}" for name, probe in probes.items() if probe.get("failed")]

@@ -36,6 +36,7 @@ ELSEWHERE = {
     "make lab": "tests/lab/cluster.py makes such labs",
     "cd ansible": "tests/lab/test_ansible_launch.py runs what follows",
     **{command: "" for command in COMMANDS if command.startswith("ansible-playbook")},
+    **{command: "tests/lab/test_fabric.py" for command in COMMANDS if command.startswith("fab ")},
     "head -c 32 /dev/urandom | base64 > secret; chmod 600 secret; export MUSTER_SECRET_FILE=secret": "the two hosts",
     "python -m train stop my-run": "tests/distributed/test_node.py",
     "python -m train explain my-run": "tests/distributed/test_node.py",

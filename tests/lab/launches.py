@@ -118,6 +118,10 @@ class Site:
         self._launches.append(launch)
         return launch
 
+    def watch_over(self, launch: Launch) -> None:
+        """End it with the others."""
+        self._launches.append(launch)
+
     def play(self, playbook: str, *args: str, timeout_s: float = 240) -> Launch:
         """Run it to its end."""
         launch = self.start(*args, playbook=playbook)
@@ -210,7 +214,7 @@ def built_image(wheels: bool = False) -> None:
 
 
 @contextmanager
-def site(count: int) -> Iterator[Site]:
+def site(count: int, tags: str = "base,docker,image", **variables: Any) -> Iterator[Site]:
     """A lab of its own, with an engine and the image on each host; or the one that MUSTER_TEST_LAB names.
 
     MUSTER_TEST_LAB=NAME:FOLDER is for whoever writes tests: a lab that stays, its inventory in FOLDER/hosts.yml.
@@ -221,14 +225,14 @@ def site(count: int) -> Iterator[Site]:
         name, _, folder = given.partition(":")
         yield Site(Cluster(name, Path(folder)), nodes)
         return
-    built_image()
+    built_image(wheels="venv" in tags)
     cluster = Cluster.up(count)
     try:
         inventory = yaml.safe_load(cluster.inventory.read_text())
         inventory["all"]["vars"]["muster_image"] = IMAGE
         cluster.inventory.write_text(yaml.safe_dump(inventory, sort_keys=False))
         started = time.monotonic()
-        cluster.playbook("provision.yml", "--tags", "base,docker,image", timeout_s=900)
+        cluster.playbook("provision.yml", "--tags", tags, "-e", json.dumps(variables), timeout_s=900)
         print(f"a lab of {count} hosts in {cluster.seconds:.0f} s, provisioned in {time.monotonic() - started:.0f} s")
         yield Site(cluster, nodes)
     finally:

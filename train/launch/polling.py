@@ -16,9 +16,11 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
-from train.launch.watch import Notes, Watch
+from train.launch.watch import UNREACHABLE_S, Notes, Watch
 
 EACH_S, AT_FIRST_S, MOST_S, HOSTS_A_SECOND = 1.0, 0.4, 8.0, 16
+SILENT_S = 4.0
+"""After which that is said."""
 PARTS = ("enter", "connect", "container", "join", "first step")
 CHUNK_BYTES, MOST_BYTES = 1 << 16, 1 << 20
 # The order, whether the agent lives (then it holds the lock), its heartbeat, its console's news.
@@ -51,7 +53,7 @@ class Polling:
 
     def __init__(
         self, folder: PurePosixPath, host: str, hosts: Sequence[str], grace_s: float, notes: Notes,
-        say: Callable[[str], None], *, ours: bool, follow: bool = False,
+        say: Callable[[str], None], *, ours: bool, follow: bool = False, unreachable_s: float = UNREACHABLE_S,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -63,10 +65,11 @@ class Polling:
             say: shows a line.
             ours: steps are told.
             follow: only look on.
+            unreachable_s: a host that does not answer for so long is given up.
         """
         self._folder, self._hosts, self._say = folder, hosts, say
         self._is_first, self._is_ours, self._follow = host == hosts[0], ours, follow
-        self._watch = Watch(host, hosts, notes, grace_s)
+        self._watch = Watch(host, hosts, notes, grace_s, unreachable_s)
         begun = {name: notes.read(f"time.{name}") for name in PARTS}
         self.times = {name: note.at_s for name, note in begun.items() if note}
         self._shown, self._rest, self._step = 0, b"", -1
@@ -86,19 +89,23 @@ class Polling:
         why = ""
         while is_wanted():
             questions.put("" if self._follow else self._watch.order())
+            asked_s = time.monotonic()
             while True:
                 try:
                     answer = answers.get(timeout=0.5)
                     break
                 except queue.Empty:
-                    if how := self._watch.unheard(why or "it does not answer"):
-                        return how, why or "it does not answer"
+                    if time.monotonic() - asked_s > SILENT_S:
+                        why = self._told(why, "it is silent")
+                    if how := self._watch.unheard(why or "it is silent"):
+                        return how, why or "it is silent"
             if isinstance(answer, Silence):
-                why = str(answer)
+                why = self._told(why, str(answer))
                 if how := self._watch.unheard(why):
                     return how, why
                 time.sleep(EACH_S)
                 continue
+            why = ""
             self._take(answer)
             is_behind = self._is_first and answer["size"] > self._shown
             if how := self._watch.heard(alive=answer["alive"] or is_behind):
@@ -106,6 +113,12 @@ class Polling:
             if not is_behind:
                 time.sleep(self._pause_s())
         return "unwanted", ""
+
+    def _told(self, before: str, why: str) -> str:
+        """Why there is no answer; said when it begins."""
+        if not before:
+            self._say(f"muster: {self._watch.host} does not answer: {why}")
+        return why
 
     def _pause_s(self) -> float:
         """Often until the job is on its way, for that is measured; less often where many hosts are asked."""

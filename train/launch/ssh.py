@@ -27,6 +27,8 @@ from train.seam import Exit
 
 LEASE_S = 15.0
 """How long a job goes on when nobody watches it any more, unless it was detached."""
+UNREACHABLE_S = 10.0
+"""A host that does not answer for so long is given up; the job stops."""
 _OPTIONS = (
     "config", "overrides", "nodes", "run_id", "time_limit", "grace", "join_timeout", "idle_timeout", "max_restarts",
     "runtime", "device", "code",
@@ -85,9 +87,9 @@ class _Launch:
     def run(self) -> int:
         site, told, say = self._site, self._told, self._say
         probes = site.ask("probed", self._names, runtime=told["runtime"])
-        device, problems = request.device_of(told["device"], {n: p.get("gpu_files", 0) for n, p in probes.items()})
-        problems += silent(probes)
-        problems += fitness.unfit({n: p for n, p in probes.items() if "gpus" in p}, told, device)
+        fit = {name: probe for name, probe in probes.items() if "gpus" in probe}
+        device, problems = request.device_of(told["device"], {name: probe["gpu_files"] for name, probe in fit.items()})
+        problems += silent(probes) + fitness.unfit(fit, told, device)
         if problems:
             return _refused(say, [in_our_words(problem) for problem in problems], Exit.PREFLIGHT)
         say(told["table"])
@@ -141,8 +143,9 @@ class _Launch:
         def watch(name: str, host: SshHost) -> tuple[str, str]:
             folder = PurePosixPath(probes[name]["paths"]["folder"]) / self._told["id"]
             polling = Polling(
-                folder, name, self._names, self._told["grace_s"], self._notes, self._say, ours=self._told["ours"]
-            )
+                folder, name, self._names, self._told["grace_s"], self._notes, self._say, ours=self._told["ours"],
+                unreachable_s=UNREACHABLE_S,
+            )  # fmt: skip
             return polling.run(host.poll, lambda: True)
 
         return self._site.each(watch, self._names, len(self._names))

@@ -8,8 +8,9 @@ command line: what is to be done comes on the command's standard input.
 from __future__ import annotations
 
 import base64
+import getpass
 import json
-import os
+import logging
 import shlex
 import socket
 import threading
@@ -25,6 +26,7 @@ from paramiko.ssh_exception import AuthenticationException, BadHostKeyException,
 
 from train.launch.polling import Answered
 
+logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it would print its tracebacks; what they mean is told here
 CONNECT_S, ANSWER_S, KEEPALIVE_S = 15.0, 60.0, 5
 _ROLE = Path(__file__).resolve().parents[2] / "ansible" / "roles" / "job" / "module_utils"
 _SENT = ("muster_launch", "muster_states")
@@ -219,4 +221,4 @@ _PYTHON = "python3"
 
 def who() -> str:
     """Who sits here."""
-    return f"{os.environ.get('USER') or os.getuid()} on {socket.gethostname()}"
+    return f"{getpass.getuser()} on {socket.gethostname()}"

@@ -28,7 +28,7 @@ _REMEDIES = {
     r"no image (\S+): run provision\.yml": r"no image \1: fab push --image \1",
     "run provision\\.yml": "see README.md, With SSH alone",
     "-e share=true": "--share", "-e muster_device=cpu": "--device cpu", r"stop\.yml": "fab stop",
-    "muster_device": "--device",
+    "muster_device": "--device", "leave hosts out by --limit": "leave hosts out",
 }  # fmt: skip
 
 

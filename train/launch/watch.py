@@ -58,15 +58,19 @@ class Notes:
 class Watch:
     """The watcher of one host."""
 
-    def __init__(self, host: str, hosts: Sequence[str], notes: Notes, grace_s: float) -> None:
+    def __init__(
+        self, host: str, hosts: Sequence[str], notes: Notes, grace_s: float, unreachable_s: float = UNREACHABLE_S
+    ) -> None:
         """
         Args:
             host: whose agent it watches.
             hosts: all hosts of the launch.
             notes: shared by the watchers of all of them.
             grace_s: how long agents may take to save.
+            unreachable_s: a host that does not answer for so long is given up.
         """
         self.host = host
+        self._unreachable_s = unreachable_s
         self._others = [name for name in hosts if name != host]
         self._notes = notes
         self._grace_s = grace_s
@@ -99,7 +103,7 @@ class Watch:
         silent_s = self._notes.clock() - self._heard_s
         done = [name for name in self._others if self._notes.read(f"{name}.ended") or self._notes.read(f"{name}.lost")]
         is_last = bool(self._others) and len(done) == len(self._others)
-        if silent_s <= (AFTER_THE_OTHERS_S if is_last else UNREACHABLE_S):
+        if silent_s <= (AFTER_THE_OTHERS_S if is_last else self._unreachable_s):
             return None
         self._notes.write(f"{self.host}.lost", why)
         self._notes.write("stop", f"the launcher, which cannot reach {self.host}")

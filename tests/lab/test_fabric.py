@@ -1,0 +1,329 @@
+"""`fab launch` on real hosts with sshd: to the end, and around every fault; nothing left, the verdict its last line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.lab.cluster import need_lab
+from tests.lab.launches import SAVES, SMALL, Launch, Site, site
+from tests.ranks import ROOT, clean_environment, weights_digest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
+
+FAB = Path(sys.executable).parent / "fab"
+TRAINING = "--train.steps 8 --train.sample_tokens 8 --train.log_every 1"
+UP = r"node1 rank 0 \| up"
+WORDS_S, CLEAN_S = 15, 20
+JOB = ["--", "sh", "-c", SAVES]
+RELAY = """
+import socket, threading, time
+def pump(a, b):
+    while data := a.recv(65536):
+        b.sendall(data)
+def serve(one):
+    time.sleep(5)
+    other = socket.create_connection(("127.0.0.1", 22))
+    for pair in ((one, other), (other, one)):
+        threading.Thread(target=pump, args=pair, daemon=True).start()
+listening = socket.create_server(("", 2222))
+print("ready", flush=True)
+while True:
+    threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
+"""
+
+
+@pytest.fixture(scope="module")
+def two() -> Iterator[Site]:
+    need_lab()
+    with site(2, "base,docker,image,code,venv", venv_wanted=True, docker_users=["admin"]) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left_for_the_next(two: Site) -> Iterator[None]:
+    yield
+    two.clear()
+
+
+def fab(two: Site, task: str, *args: str, config: Path | None = None) -> Launch:
+    """A task, started; on the inventory of the lab, or with an SSH configuration on node1 and node2."""
+    hosts = ["--inventory", str(two.cluster.inventory)]
+    if config is not None:
+        hosts = ["--hosts", "node1:2,node2:2", "--ssh-config", str(config), "--device", "cpu"]
+    results = ["--results", str(two.results)] if task in ("launch", "collect") else []
+    launch = Launch(two, [str(FAB), task, *hosts, *results, *args])
+    two.watch_over(launch)
+    return launch
+
+
+def done(two: Site, task: str, *args: str, config: Path | None = None) -> Launch:
+    launch = fab(two, task, *args, config=config)
+    launch.wait()
+    return launch
+
+
+def refused(launch: Launch) -> list[str]:
+    """Why nothing was started: a line each."""
+    assert launch.wait() == 3, launch.output
+    _, found, reasons = launch.output.partition("muster: nothing was started (exit code 3: a host is not fit")
+    assert found, launch.output
+    return [line.strip() for line in reasons.splitlines()[1:]]
+
+
+@contextmanager
+def ssh_config(two: Site, tmp_path: Path, *lines: str, known_hosts: str | None = None) -> Iterator[Path]:
+    """The lab's, with more for node2."""
+    folder = two.cluster.folder / "hosts"
+    text = (folder / "ssh_config").read_text()
+    more = "".join(f"    {line}\n" for line in lines)
+    if known_hosts is not None:
+        (tmp_path / "known_hosts").write_text(known_hosts)
+        text = re.sub(r'UserKnownHostsFile ".*"', f'UserKnownHostsFile "{tmp_path}/known_hosts"', text)
+    path = tmp_path / "ssh_config"
+    path.write_text(f"Host node2\n{more}{text}")
+    yield path
+
+
+def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_agent(two: Site, tmp_path: Path) -> None:
+    launch = done(two, "launch", "--config", "ddp", "--overrides", TRAINING, "--run-id", "here")
+    assert launch.process.returncode == 0, launch.output
+    assert launch.last_line == "muster: finished: step 8 (exit code 0: finished)"
+    assert re.search(r"^node1 rank 0 \| step 1/8 ", launch.output, re.MULTILINE), "rank 0 is shown as it goes"
+    parts = re.search(r"first training step ([\d.]+) s after Enter: connect ([\d.]+) s, .*", launch.output)
+    assert parts is not None
+    print(parts.group())
+    run = two.results / "here"
+    names = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    logs = {f"logs/node{rank // 2}-node{rank // 2 + 1}/rank{rank}.log" for rank in range(4)}
+    assert {"verdict.json", "config.yaml", "metrics.jsonl", "plan.json", *logs, "logs/node1-node2/console"} <= names
+    assert two.left() == {}
+    if json.loads((run / "environment.json").read_text())["torch"] == torch.__version__:
+        agent = [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", "bare"]
+        own = [*agent, "--runs-dir", str(tmp_path), "--", "run", "--config", "ddp", *TRAINING.split()]
+        subprocess.run(own, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, timeout=200)
+        assert weights_digest(run) == weights_digest(tmp_path / "bare")
+
+
+def test_in_containers(two: Site) -> None:
+    overrides = f"{SMALL} --train.steps 3"
+    launch = done(two, "launch", "--runtime", "docker", "--run-id", "boxed", "--overrides", overrides)
+    assert launch.process.returncode == 0, launch.output
+    assert launch.last_line == "muster: finished: step 3 (exit code 0: finished)"
+    assert (two.results / "boxed" / "verdict.json").exists()
+    assert two.left() == {}
+
+
+def test_hosts_that_cannot_be_asked_are_all_named_and_nothing_is_started(two: Site, tmp_path: Path) -> None:
+    known = (two.cluster.folder / "hosts" / "known_hosts").read_text().splitlines()
+    address = two.cluster.address("node2")
+    other = next(line.split()[2] for line in known if address not in line.split()[0].split(","))
+    changed = [f"{address} ssh-ed25519 {other}" if address in line.split()[0] else line for line in known]
+    with ssh_config(two, tmp_path, known_hosts="\n".join(changed) + "\n") as config:
+        (reason,) = refused(fab(two, "launch", *JOB, config=config))
+    assert reason.startswith("node2 cannot be reached: its host key is not the one that known_hosts has")
+    forgotten = [line for line in known if address not in line.split()[0]]
+    with ssh_config(two, tmp_path, known_hosts="\n".join(forgotten) + "\n") as config:
+        (reason,) = refused(fab(two, "launch", *JOB, config=config))
+    assert reason.startswith("node2 cannot be reached: its host key is not known: ssh-keyscan")
+    with ssh_config(two, tmp_path, "HostName 127.0.0.1", "Port 9") as config:
+        started = time.monotonic()
+        (reason,) = refused(fab(two, "launch", *JOB, config=config))
+        assert time.monotonic() - started < WORDS_S
+    assert reason.startswith("node2 cannot be reached: ")
+    with ssh_config(two, tmp_path, "User nobody") as config:
+        (reason,) = refused(fab(two, "launch", *JOB, config=config))
+    assert reason.startswith("node2 cannot be reached: it lets nobody in with the keys that were offered")
+    assert two.left() == {}
+
+
+def test_a_host_without_python_and_one_with_a_full_disk(two: Site) -> None:
+    two.cluster.on("node2", "sh", "-c", "mv $(readlink -f /usr/bin/python3) /root/python; rm -f /usr/bin/python3")
+    try:
+        (reason,) = refused(fab(two, "launch", *JOB))
+    finally:
+        two.cluster.on("node2", "sh", "-c", "mv /root/python /usr/bin/python3.11; ln -s python3.11 /usr/bin/python3")
+    assert reason == "node2: there is no python3 on it (3.9 or later): apt-get install python3"
+    folder = "/home/admin/muster"
+    mount = f"mkdir -p {folder}; mount -t tmpfs -o size=64k,uid=$(id -u admin),gid=$(id -g admin) none {folder}"
+    two.cluster.on("node2", "sh", "-c", mount)
+    try:
+        (reason,) = refused(fab(two, "launch", *JOB))
+    finally:
+        two.cluster.on("node2", "umount", folder)
+    assert re.match(r"node2: the code could not be sent: .*No space left on device", reason)
+    assert two.left() == {}
+
+
+def test_a_host_that_is_slow_to_answer_still_works(two: Site, tmp_path: Path) -> None:
+    """Five seconds until the first byte of its sshd."""
+    relay = ["docker", "exec", two.cluster.container("node2"), "python3", "-c", RELAY]
+    address = two.cluster.address("node2")
+    known = (two.cluster.folder / "hosts" / "known_hosts").read_text()
+    key = next(line.split(" ", 1)[1] for line in known.splitlines() if address in line.split()[0])
+    with (
+        subprocess.Popen(relay, stdout=subprocess.PIPE, text=True) as running,
+        ssh_config(two, tmp_path, "Port 2222", known_hosts=f"{known}[{address}]:2222 {key}\n") as config,
+    ):
+        assert running.stdout is not None
+        assert running.stdout.readline() == "ready\n"
+        try:
+            launch = done(two, "launch", "--", "echo", "it works", config=config)
+        finally:
+            two.cluster.on("node2", "pkill", "-f", "^python3 -c .import socket")
+    assert launch.process.returncode == 0, launch.output
+    assert "node1 rank 0 | it works" in launch.output
+
+
+def test_a_rank_is_killed(two: Site) -> None:
+    launch = fab(two, "launch", "--run-id", "killed", *JOB)
+    launch.wait_for(UP)
+    two.cluster.on("node2", "pkill", "-9", "--newest", "-f", "^sh -c trap")
+    took_s = two.wait_until_clean(10)
+    assert launch.wait() == 5
+    print(f"a rank killed: all clean after {took_s:.1f} s")
+    assert re.fullmatch(r"muster: rank [23] \(node2\) was killed by signal 9 .*\(exit code 5: a rank failed\)",
+                        launch.last_line), launch.output  # fmt: skip
+    assert two.verdict("killed")["exit_code"] == 5
+
+
+def test_sshd_is_killed_in_mid_run(two: Site) -> None:
+    launch = fab(two, "launch", "--run-id", "deaf", *JOB)
+    launch.wait_for(UP)
+    two.cluster.on("node2", "sh", "-c", "systemctl stop ssh ssh.socket 2>/dev/null; pkill -9 sshd")
+    event = time.monotonic()
+    try:
+        launch.wait_for("node2 does not answer", WORDS_S)
+        print(f"sshd killed: said after {time.monotonic() - event:.1f} s")
+        two.wait_until_clean(CLEAN_S)
+        print(f"sshd killed: all clean after {time.monotonic() - event:.1f} s")
+        assert launch.wait() == 75
+    finally:
+        two.cluster.on("node2", "systemctl", "start", "ssh")
+    assert re.fullmatch(r"muster: stopped by the launcher, which cannot reach node2, saved: .*", launch.last_line)
+    assert re.search(r"muster: node2: not all could be brought: .*refused", launch.output)
+
+
+def test_a_host_is_cut_off(two: Site) -> None:
+    launch = fab(two, "launch", "--run-id", "cut", *JOB)
+    launch.wait_for(UP)
+    event = time.monotonic()
+    two.cluster.disconnect("node2")
+    try:
+        two.wait_until_clean(CLEAN_S)
+        print(f"node2 cut off: all clean after {time.monotonic() - event:.1f} s")
+        assert launch.wait() == 7
+    finally:
+        two.cluster.connect("node2")
+    assert re.fullmatch(r"muster: host node2 \(node rank .* was lost: .* \(exit code 7: a host was lost\)",
+                        launch.last_line), launch.output  # fmt: skip
+    assert re.search(r"^  node2  cannot be reached: ", launch.output, re.MULTILINE)
+
+
+@pytest.mark.parametrize(("number", "who"), [(signal.SIGINT, "Ctrl-C"), (signal.SIGHUP, "SIGHUP at the launcher")])
+def test_ctrl_c_or_a_closed_terminal_saves_and_stops_everywhere(two: Site, number: signal.Signals, who: str) -> None:
+    launch = fab(two, "launch", "--run-id", f"stopped-{number.name}", *JOB)
+    launch.wait_for(UP)
+    event = time.monotonic()
+    launch.send(number)
+    two.wait_until_clean(10)
+    print(f"{who}: all clean after {time.monotonic() - event:.1f} s")
+    assert launch.wait() == 75
+    verdict = two.verdict(f"stopped-{number.name}")
+    assert verdict["exit_code"] == 75
+    assert who in verdict["cause"]
+
+
+def test_ctrl_c_while_hosts_are_looked_at_and_while_agents_are_started(two: Site, tmp_path: Path) -> None:
+    launch = fab(two, "launch", *JOB)
+    time.sleep(0.8)  # anywhere on the way
+    launch.send(signal.SIGINT)
+    assert launch.wait(30) in (8, 75)
+    assert two.left() == {}
+    launch = fab(two, "launch", *JOB)
+    launch.wait_for("MASTER_PORT")
+    launch.send(signal.SIGINT)
+    assert launch.wait(30) in (8, 75)
+    two.wait_until_clean(5)
+
+
+def test_a_second_ctrl_c_ends_it_at_once(two: Site) -> None:
+    launch = fab(two, "launch", "--", "sh", "-c", 'trap "" TERM INT; echo up; while :; do sleep 0.1; done')
+    launch.wait_for(UP)
+    launch.send(signal.SIGINT)
+    launch.wait_for("stopping, asked by Ctrl-C")
+    launch.send(signal.SIGINT)
+    two.wait_until_clean(10)
+    assert launch.wait() == 8
+    assert launch.last_line == "muster: stopped at once by a second Ctrl-C (exit code 8: stopped, unsaved)"
+
+
+def test_a_launcher_that_is_killed_takes_its_job_with_it(two: Site) -> None:
+    launch = fab(two, "launch", *JOB)
+    launch.wait_for(UP)
+    event = time.monotonic()
+    launch.send(signal.SIGKILL)
+    two.wait_until_clean(15 + 10)
+    took_s = time.monotonic() - event
+    print(f"fab killed: all clean after {took_s:.1f} s")
+    assert took_s > 8, "it was not the lease that ended it"
+
+
+def test_a_launch_that_nobody_watches_is_seen_followed_collected_and_stopped(two: Site) -> None:
+    launch = done(two, "launch", "--detach", "--run-id", "alone", *JOB)
+    assert launch.process.returncode == 0, launch.output
+    launch_id = re.findall(r"muster: launch (\S+) goes on by itself on node1, node2\.", launch.last_line)[0]
+    follower = fab(two, "logs", "--follow")
+    follower.wait_for(UP)
+    table = done(two, "status").output
+    assert len(re.findall(rf"^node[12]  {launch_id}  .* 2 of 4 .* up$", table, re.MULTILINE)) == 2, table
+    assert "up" in done(two, "logs", "--rank", "3").output
+    again = fab(two, "launch", *JOB)
+    assert all(f"it is in use by launch {launch_id}" in reason for reason in refused(again))
+    stopped = done(two, "stop", "--run-id", "alone")
+    assert stopped.process.returncode == 0, stopped.output
+    assert re.fullmatch(rf"muster: launch {launch_id}: stopped by fab stop, .* \(exit code 75: .*\)", stopped.last_line)
+    assert follower.wait() == 75
+    assert two.left() == {}
+    brought = done(two, "collect", "--launch", launch_id)
+    assert brought.process.returncode == 0, brought.output
+    assert two.verdict("alone")["exit_code"] == 75
+    assert (two.results / "alone/logs/node1-node2/rank3.log").exists()
+
+
+def test_words_with_quotes_and_dollars_are_words(two: Site, tmp_path: Path) -> None:
+    words = [
+        "it's",
+        'a "b"',
+        "$(touch /tmp/injected)",
+        "; touch /tmp/injected",
+        "`touch /tmp/injected`",
+        "",
+        "-x",
+        "ä\nö",
+    ]
+    script = 'printf "<%s>" "$@"; echo; printf "{%s}\\n" "$ODD"'
+    code = tmp_path / "my 'code'; touch x"
+    code.mkdir()
+    (code / "here").touch()
+    env = "ODD='$(touch /tmp/injected) \"q\"'"
+    launch = done(two, "launch", "--env", env, "--code", str(code), "--", "sh", "-c", f"ls; {script}", "sh", *words)
+    assert launch.process.returncode == 0, launch.output
+    said = "\n".join(line.partition("node1 rank 0 | ")[2] for line in launch.output.splitlines() if "rank 0 |" in line)
+    assert "".join(f"<{word}>" for word in words) in said
+    assert '{$(touch /tmp/injected) "q"}' in said
+    assert "here" in said.splitlines()
+    for host in two.nodes:
+        assert two.cluster.on(host, "sh", "-c", "ls /tmp/injected 2>/dev/null; true") == ""
+    assert not os.path.lexists("/tmp/injected")

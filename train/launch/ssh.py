@@ -193,7 +193,8 @@ class _Launch:
             )  # fmt: skip
             return {"dest": str(came.dest)}
 
-        return {**{name: {} for name in self._names}, **self._site.each(fetch, having)}
+        lost = {name: {"msg": "it cannot be reached"} for name in self._names if ended[name].get("lost")}
+        return {**{name: {} for name in self._names}, **lost, **self._site.each(fetch, having)}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:

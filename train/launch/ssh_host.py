@@ -188,7 +188,8 @@ class SshHost:
         """What a script writes. Raises UnreachableError, and OSError where it fails."""
         code, output, errors = self.run(script, stdin, timeout_s=600.0)
         if code:
-            raise OSError(f"{script[:80]}: {errors.strip()[-300:] or f'exit code {code}'}")
+            why = next((line for line in errors.splitlines() if line.strip()), f"exit code {code}")
+            raise OSError(f"{script[:80]}: {why}")
         return output
 
     def ask(self, state: str, given: Mapping[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:

@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARALLEL := -n 2 --dist loadfile
 # Real hosts in containers: their labs take minutes to provision.
-LABS := $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py tests/lab/test_slurm.py)
+LABS := $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py tests/lab/test_slurm.py tests/lab/test_fabric.py tests/lab/test_conformance.py)
 FLAVOUR := cpu
 SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh docker/lab/boot .ci/run slurm/common.sh $(wildcard slurm/*.sbatch)
 
@@ -34,7 +34,7 @@ test: $(READY) ## every test but those of test-lab, each fault and launcher once
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/container $(LABS:%=--ignore %)
 	$(BIN)/python -m pytest tests/container
 
-test-lab: $(READY) ## provisioning, Ansible's and Slurm's launches on real hosts in containers: 20 minutes, needs Docker and root
+test-lab: $(READY) ## provisioning, and launches by Ansible, Slurm and SSH, on real hosts in containers: half an hour, needs Docker and root
 	$(BIN)/python -m pytest $(PARALLEL) $(LABS)
 
 test-container: $(READY) ## the image and two hosts in containers; needs a Docker engine

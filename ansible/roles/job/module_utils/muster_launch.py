@@ -145,7 +145,7 @@ class Agent:
     def _is_in(self, runtime: str | None) -> None:
         """Where it lives: a container, a unit of systemd, or, where systemd is not ours, a session of its own."""
         self.in_container = runtime != "venv"
-        self.in_unit = runtime == "venv" and os.geteuid() == 0
+        self.in_unit = runtime == "venv" and os.geteuid() == 0 and pathlib.Path("/run/systemd/system").is_dir()
 
     def start(self, given: dict[str, Any]) -> None:
         """Start it, detached."""

@@ -46,7 +46,7 @@ test-fast: $(READY) ## unit and two-process tests, under two minutes
 lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy train tests
+	$(BIN)/mypy train tests fabfile.py
 	$(BIN)/mypy docker/lab/lab
 	$(BIN)/hadolint Dockerfile docker/lab/Dockerfile
 	$(BIN)/shellcheck $(SCRIPTS)

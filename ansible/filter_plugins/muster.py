@@ -32,7 +32,12 @@ def muster_misspelt(known: Sequence[str]) -> list[str]:
 
     files = [HERE / "group_vars" / "all.yml", *HERE.glob("roles/*/defaults/main.yml")]
     shared = [name for file in files if file.exists() for name in yaml.safe_load(file.read_text("utf-8")) or {}]
-    return request.misspelt([*load_extra_vars(DataLoader())], [*known, *shared])
+    given = dict(load_extra_vars(DataLoader()))
+    loose = given.pop("_raw_params", None)
+    problems = [] if loose is None else [
+        f"-e: {loose!r} is no NAME=value; a value with blanks has quotes of its own: -e 'script=\"python my.py\"'"
+    ]  # fmt: skip
+    return problems + request.misspelt([*given], [*known, *shared])
 
 
 def muster_by() -> str:

@@ -71,9 +71,13 @@ def test_everything_that_is_wrong_is_told_at_once(inventory: Path) -> None:
         ("launch.yml", ["--limit", "a,b", "-e", "nodes=3"], "  nodes: 3 are asked for, but there are 2: a, b"),
         ("status.yml", ["-e", "folow=true"], "  folow: no such variable; did you mean follow?"),
         ("stop.yml", ["-e", "runid=x"], "  runid: no such variable; did you mean run_id?"),
+        (
+            "launch.yml", ["-e", "script=python my.py"],
+            "  -e: 'my.py' is no NAME=value; a value with blanks has quotes of its own: -e 'script=\"python my.py\"'",
+        ),
         ("collect.yml", ["-e", "muster_imgae=x"], "  muster_imgae: no such variable; did you mean muster_image?"),
     ],
-)
+)  # fmt: skip
 def test_one_thing(inventory: Path, playbook: str, args: list[str], words: str) -> None:
     code, told, took_s = play(inventory, playbook, *args)
     assert (code, told[1:]) == (2, [words])

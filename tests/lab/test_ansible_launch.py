@@ -358,8 +358,9 @@ def test_without_containers_it_is_a_unit_of_systemd(two: Site) -> None:
         if two.cluster.on(host, "sh", "-c", "test -e /opt/muster/train || echo none"):
             copy = ["docker", "cp", f"{ROOT}/train", f"{two.cluster.container(host)}:/opt/muster/"]
             subprocess.run(copy, check=True, capture_output=True)
-    launch = two.start("-e", "runtime=venv", *shell(SAVES, "unit"))
+    launch = two.start("-e", "runtime=venv", *shell(f'echo "<$$ ${{RANK}} $LOCAL_RANK>"; {SAVES}', "unit"))
     launch.wait_for(UP)
+    assert re.search(r"<\d+ 0 0>", launch.output), "systemd has words of its own for dollars"
     unit = f"muster-{two.newest('node2')}.service"
     shown = two.cluster.on("node2", "systemctl", "show", "-p", "KillMode,User,ActiveState,NoNewPrivileges", unit)
     assert set(shown.split()) == {"KillMode=control-group", "User=10001", "ActiveState=active", "NoNewPrivileges=yes"}

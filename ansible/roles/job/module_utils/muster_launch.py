@@ -159,7 +159,9 @@ class Agent:
             self._start_session(given, words)
             return
         host = self._docker(given) if self.in_container else self._systemd(given)
-        run(*host, "sh", "-c", TRAMPOLINE, "sh", str(self.folder), *words)
+        words = ["sh", "-c", TRAMPOLINE, "sh", str(self.folder), *words]
+        # systemd puts variables of its own in the place of ${NAME}, and $ in that of $$.
+        run(*host, *(word.replace("$", "$$") if self.in_unit else word for word in words))
 
     def _start_session(self, given: dict[str, Any], words: list[str]) -> None:
         more = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._environment(given)}

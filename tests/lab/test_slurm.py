@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 from tests.container.conftest import IMAGE
 from tests.lab.cluster import need_lab
-from tests.lab.slurms import NODES, Slurm, fetch, site
+from tests.lab.slurms import NODES, SETTINGS, Slurm, fetch, site
 from train.checks import drill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -308,3 +309,15 @@ def test_a_dead_node_sends_the_job_elsewhere_and_it_goes_on(slurm: Slurm) -> Non
         slurm.until(job, lambda: not slurm.facts(job)["JobState"].startswith("COMPL"))
     finally:
         slurm.cluster.start("node3")
+
+
+def test_a_step_gets_the_cores_that_the_job_has_where_slurm_binds_tasks_to_them(slurm: Slurm) -> None:
+    """F11, with the cores that there really are: after all others, for the cluster is another one then."""
+    settings = {**SETTINGS, "SlurmdParameters": "", "TaskPlugin": "task/affinity"}
+    given = json.dumps({"slurm_settings": settings, "slurm_node_settings": {}})
+    slurm.cluster.playbook("provision.yml", "--tags", "slurm", "-e", given, timeout_s=300)
+    for cores in (1, 2):
+        options = [*CPUS, "--nodelist=node3", f"--cpus-per-task={cores}"]
+        job = slurm.submit("script", "sh", "-c", "echo cores $(env -u OMP_NUM_THREADS nproc)", options=options, MUSTER_NPROC="2")
+        assert slurm.end(job) == "COMPLETED", slurm.log(job)
+        assert len(re.findall(rf"cores {cores}$", slurm.log(job), re.MULTILINE)) == 2

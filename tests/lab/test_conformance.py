@@ -262,3 +262,30 @@ def test_it_ends_with_the_same_verdict(ways: Ways, case: str) -> None:
             assert outcome.code == expected, f"{name}: {outcome.code}\n{outcome.output}"
         cells[name] = str(outcome.verdict)
     ways.row(case, **cells)
+
+
+ODD = [
+    "it's", 'a "b"', "$(touch /tmp/odd)", "${HOME}", "$$", "%i", "; touch /tmp/odd", "`touch /tmp/odd`", "", "-x",
+    "ä  ö", "a\nb",
+]  # fmt: skip
+
+
+def test_words_of_a_command_are_words_with_every_launcher(ways: Ways) -> None:
+    cells = {}
+    for name, way in ways.all.items():
+        if name in ("compose", "torchrun"):  # the one starts recipes alone, the other is not ours
+            continue
+        outcome = way("odd", ["sh", "-c", 'printf "<%s>" "$@"; echo .', "sh", *ODD], False)
+        assert outcome.code == 0, f"{name}: {outcome.output}"
+        assert outcome.run is not None
+        logs = [path.read_text() for path in outcome.run.rglob("rank*.log")]
+        assert len(logs) == 4
+        expected = "".join(f"<{word}>" for word in ODD) + "."
+        for log in logs:
+            said = "\n".join(re.sub(r"^[\d-]+ [\d:.]+ ", "", line) for line in log.splitlines())
+            assert said == expected, name
+        cells[name] = "as given"
+    ways.row("odd words", **cells)
+    for host in ["head", *NODES]:
+        assert ways.slurm.cluster.on(host, "sh", "-c", "ls /tmp/odd 2>/dev/null; true") == ""
+    assert not Path("/tmp/odd").exists()

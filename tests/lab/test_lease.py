@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hosts import Lab
+from tests.hosts import Lab, until
 from tests.lab.faults import needs_hosts
 from tests.lab.test_misuse import alone
 from tests.lab.test_stopping import SAVES, STUBBORN
@@ -50,7 +50,7 @@ def test_words_in_a_lease_of_any_host_stop_all_and_a_kill_ends_all_at_once(two: 
     assert job.codes() == [8, 8], job.report()
     verdict = json.loads((job.run_folder() / "verdict.json").read_text())
     assert verdict["cause"] == "stopped at once by a second Ctrl-C of ann"
-    assert job.left_behind() == {}
+    until(lambda: job.left_behind() == {}, 5)  # keepers end after their agents
 
 
 def test_a_kill_needs_no_stop_before_it(tmp_path: Path) -> None:

@@ -318,6 +318,8 @@ def test_a_step_gets_the_cores_that_the_job_has_where_slurm_binds_tasks_to_them(
     slurm.cluster.playbook("provision.yml", "--tags", "slurm", "-e", given, timeout_s=300)
     for cores in (1, 2):
         options = [*CPUS, "--nodelist=node3", f"--cpus-per-task={cores}"]
-        job = slurm.submit("script", "sh", "-c", "echo cores $(env -u OMP_NUM_THREADS nproc)", options=options, MUSTER_NPROC="2")
+        job = slurm.submit(
+            "script", "sh", "-c", "echo cores $(env -u OMP_NUM_THREADS nproc)", options=options, MUSTER_NPROC="2"
+        )
         assert slurm.end(job) == "COMPLETED", slurm.log(job)
         assert len(re.findall(rf"cores {cores}$", slurm.log(job), re.MULTILINE)) == 2

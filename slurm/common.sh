@@ -7,7 +7,7 @@ say() { printf 'muster: %s\n' "$*"; }
 # muster [--check] [--ranks N] COMMAND…: the agents of all hosts, and by them the ranks. Does not return.
 # --check: look at the hosts first.
 muster() {
-    local words=() code=0 began
+    local words=() code=0 again began
     began=$(date +%s)
 
     # Signals come to this shell alone (--signal=B: and scancel --batch), and only `wait` lets it hear them.
@@ -45,10 +45,16 @@ muster() {
     step=$!
     exec 8<&-
     [ -z "$asked" ] || muster_ask
-    while kill -0 "$step" 2>/dev/null; do
+    while
         code=0
         wait "$step" || code=$?
-    done
+        kill -0 "$step" 2>/dev/null
+    do :; done
+    # A signal ends `wait` with a code of its own; where srun ended just then, bash still has its.
+    if [ "$code" -gt 128 ]; then
+        wait "$step" || again=$?
+        [ "${again:-0}" = 127 ] || code=${again:-0}
+    fi
     muster_end "$code" "$began"
 }
 

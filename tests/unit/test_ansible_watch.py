@@ -121,3 +121,16 @@ def test_a_single_host_is_waited_for(notes: Notes, clock: Clock) -> None:
     assert a.unheard("no route") is None
     clock.now_s += 0.1
     assert a.unheard("no route") == "lost"
+
+
+def test_whoever_only_looks_on_gives_no_orders_and_ends_nobodys_job(notes: Notes, clock: Clock) -> None:
+    """It loses a host, for long; the others' watchers neither stop the job nor call it overdue."""
+    first, second, _ = (Watch(host, HOSTS, notes, GRACE_S, only_looks=True) for host in HOSTS)
+    clock.now_s += UNREACHABLE_S + 1
+    assert first.unheard("the cable") == "lost"
+    for _ in range(100):
+        clock.now_s += 10
+        assert second.order() == ""
+        assert second.heard(alive=True) is None
+    assert notes.read("stop") is None
+    assert second.heard(alive=False) == "ended"

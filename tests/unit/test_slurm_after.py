@@ -25,6 +25,8 @@ SAVED = {"exit_code": 75, "cause": "stopped by SIGUSR2 at node1 at step 5, saved
         (137, "USR2", SAVED, True, 75, None),  # srun killed an agent that was on its way out
         (75, "", SAVED, False, 75, None),  # `train stop`
         (75, "USR1", SAVED, False, 75, None),
+        (7, "USR1", LOST, False, 7, None),  # asked to stop, whatever comes of it
+        (137, "USR1", None, False, 7, None),
         (75, "TERM", SAVED, False, 75, None),  # scancel, preemption
         (0, "", {"exit_code": 0, "cause": None}, False, 0, None),
         (0, "USR2", {"exit_code": 0, "cause": None}, False, 0, None),

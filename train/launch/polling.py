@@ -69,7 +69,7 @@ class Polling:
         """
         self._folder, self._hosts, self._say = folder, hosts, say
         self._is_first, self._is_ours, self._follow = host == hosts[0], ours, follow
-        self._watch = Watch(host, hosts, notes, grace_s, unreachable_s)
+        self._watch = Watch(host, hosts, notes, grace_s, unreachable_s, only_looks=follow)
         begun = {name: notes.read(f"time.{name}") for name in PARTS}
         self.times = {name: note.at_s for name, note in begun.items() if note}
         self._shown, self._rest, self._step = 0, b"", -1
@@ -88,7 +88,7 @@ class Polling:
         threading.Thread(target=self._ask, args=(ask, questions, answers), daemon=True).start()
         why = ""
         while is_wanted():
-            questions.put("" if self._follow else self._watch.order())
+            questions.put(self._watch.order())
             asked_s = time.monotonic()
             while True:
                 try:

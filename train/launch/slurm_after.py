@@ -58,7 +58,7 @@ def decide(
     if asked == "TERM":
         what = "all is saved" if code == Exit.STOPPED_SAVED else cause or f"exit code {code}"
         return Decision(False, code, f"cancelled or preempted, {what}: whether it starts again is for Slurm to say")
-    if not in_time and not is_stray and code != Exit.HOST_LOST:
+    if asked == "USR1" or (not in_time and not is_stray and code != Exit.HOST_LOST):
         return Decision(False, code, f"exit code {code}" + (": not started again" if code else ""))
     why = "the time is nearly up, and all is saved" if in_time else cause
     if restarts >= most:

@@ -81,8 +81,12 @@ def follow(site: Site, launch_id: str, run_id: str, say: Callable[[str], None]) 
             return polling.run(host.poll, lambda: True)
 
         watched = site.each(watch, found["names"])
-    ended = site.ask("ended", found["names"], launch=found["id"], wait_s=5)
-    hosts = {n: {**ended[n], "failed": False, "lost": watched[n][0] == "lost"} for n in found["names"]}
+    unseen = [f"{name} ({why})" for name, (how, why) in watched.items() if how != "ended"]
+    if unseen:  # asking how it ended would end it there
+        say(f"muster: not seen to its end: {', '.join(unseen)}; the launch may well go on: fab status")
+        return int(Exit.HOST_LOST)
+    ended = site.ask("ended", found["names"], launch=found["id"], wait_s=15)
+    hosts = {name: {**ended[name], "failed": False, "lost": False} for name in found["names"]}
     verdict = ending.verdict(found["names"], hosts)
     say(f"muster: {ending.words_with_code(verdict)}")
     return int(verdict["exit_code"])

@@ -59,8 +59,9 @@ class Watch:
     """The watcher of one host."""
 
     def __init__(
-        self, host: str, hosts: Sequence[str], notes: Notes, grace_s: float, unreachable_s: float = UNREACHABLE_S
-    ) -> None:
+        self, host: str, hosts: Sequence[str], notes: Notes, grace_s: float, unreachable_s: float = UNREACHABLE_S,
+        *, only_looks: bool = False,
+    ) -> None:  # fmt: skip
         """
         Args:
             host: whose agent it watches.
@@ -68,7 +69,9 @@ class Watch:
             notes: shared by the watchers of all of them.
             grace_s: how long agents may take to save.
             unreachable_s: a host that does not answer for so long is given up.
+            only_looks: follows somebody else's job: nothing that it sees or misses may end that.
         """
+        self._only_looks = only_looks
         self.host = host
         self._unreachable_s = unreachable_s
         self._others = [name for name in hosts if name != host]
@@ -78,6 +81,8 @@ class Watch:
 
     def order(self) -> str:
         """What to write into the lease; nothing: go on."""
+        if self._only_looks:
+            return ""
         kill, stop = self._notes.read("kill"), self._notes.read("stop")
         if kill is not None:
             return f"kill {kill.text}"
@@ -94,6 +99,8 @@ class Watch:
         if not alive:
             self._notes.write(f"{self.host}.ended")
             return "ended"
+        if self._only_looks:
+            return None
         if self._is_old("kill", KILL_S) or self._is_old("stop", self._grace_s + OVERDUE_S):
             return "overdue"
         return None
@@ -105,6 +112,8 @@ class Watch:
         is_last = bool(self._others) and len(done) == len(self._others)
         if silent_s <= (AFTER_THE_OTHERS_S if is_last else self._unreachable_s):
             return None
+        if self._only_looks:
+            return "lost"
         self._notes.write(f"{self.host}.lost", why)
         self._notes.write("stop", f"the launcher, which cannot reach {self.host}")
         return "lost"

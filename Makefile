@@ -34,7 +34,7 @@ test: $(READY) ## every test but those of test-lab, each fault and launcher once
 	$(BIN)/python -m pytest $(PARALLEL) --ignore tests/container $(LABS:%=--ignore %)
 	$(BIN)/python -m pytest tests/container
 
-test-lab: $(READY) ## provisioning, and launches by Ansible, Slurm and SSH, on real hosts in containers: half an hour, needs Docker and root
+test-lab: $(READY) ## provisioning, and launches by Ansible, Slurm and SSH, on real hosts in containers: 45 minutes, needs Docker and root
 	$(BIN)/python -m pytest $(PARALLEL) $(LABS)
 
 test-container: $(READY) ## the image and two hosts in containers; needs a Docker engine

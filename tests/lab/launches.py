@@ -8,6 +8,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -20,6 +21,7 @@ import yaml
 
 from tests.container.conftest import IMAGE, build
 from tests.lab.cluster import ANSIBLE, Cluster
+from tests.ranks import ROOT, clean_environment
 
 SMALL = "--model.name linear --data.name regression --train.eval_every 0 --train.tensorboard false"
 """Nothing to compute: seconds go into starting, stopping and noticing, which is what is tested."""
@@ -46,6 +48,14 @@ def small(steps: int) -> list[str]:
 def shell(script: str, run_id: str = "") -> list[str]:
     """Arguments of a job whose ranks are a shell's script: up in no time."""
     return ["-e", json.dumps({"script": ["sh", "-c", script], **({"run_id": run_id} if run_id else {})})]
+
+
+def alone(folder: Path, words: Sequence[str]) -> Path:
+    """The run folder of the same training by four ranks on this machine, by the agent alone, never interrupted."""
+    agent = [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", "alone"]
+    command = [*agent, "--runs-dir", str(folder), "--", "run", "--config", "ddp", *words]
+    subprocess.run(command, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, timeout=280)
+    return folder / "alone"
 
 
 class Launch:

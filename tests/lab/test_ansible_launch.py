@@ -8,7 +8,6 @@ import re
 import shlex
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,8 +17,8 @@ import pytest
 import torch
 
 from tests.lab.cluster import need_lab
-from tests.lab.launches import SAVES, Site, Spy, shell, site, small
-from tests.ranks import ROOT, clean_environment, weights_digest
+from tests.lab.launches import SAVES, Site, Spy, alone, shell, site, small
+from tests.ranks import ROOT, weights_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
 
@@ -84,10 +83,7 @@ def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_age
     assert [two.cluster.on(host, "sh", "-c", f"{search} 2>/dev/null; true") for host in two.nodes] == ["", ""]
 
     if json.loads((run / "environment.json").read_text())["torch"] == torch.__version__:
-        agent = [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", "bare"]
-        own = [*agent, "--runs-dir", str(tmp_path), "--", "run", "--config", "ddp", *TRAINING.split()]
-        subprocess.run(own, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, timeout=200)
-        assert weights_digest(run) == weights_digest(tmp_path / "bare")
+        assert weights_digest(run) == weights_digest(alone(tmp_path, TRAINING.split()))
 
 
 def test_one_dead_host_and_nothing_is_started_anywhere(two: Site) -> None:

@@ -14,12 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 
 from tests.lab.cluster import need_lab
-from tests.lab.launches import SAVES, SMALL, Launch, Site, site
-from tests.ranks import ROOT, clean_environment, weights_digest
+from tests.lab.launches import SAVES, SMALL, Launch, Site, alone, site, until
+from tests.ranks import weights_digest
 from train.checks import drill
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
@@ -112,10 +113,7 @@ def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_age
     assert {"verdict.json", "config.yaml", "metrics.jsonl", "plan.json", *logs, "logs/node1-node2/console"} <= names
     assert two.left() == {}
     if json.loads((run / "environment.json").read_text())["torch"] == torch.__version__:
-        agent = [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", "bare"]
-        own = [*agent, "--runs-dir", str(tmp_path), "--", "run", "--config", "ddp", *TRAINING.split()]
-        subprocess.run(own, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, timeout=200)
-        assert weights_digest(run) == weights_digest(tmp_path / "bare")
+        assert weights_digest(run) == weights_digest(alone(tmp_path, TRAINING.split()))
 
 
 def test_in_containers(two: Site) -> None:
@@ -249,7 +247,10 @@ def test_ctrl_c_or_a_closed_terminal_saves_and_stops_everywhere(two: Site, numbe
 
 def test_ctrl_c_while_hosts_are_looked_at_and_while_agents_are_started(two: Site, tmp_path: Path) -> None:
     launch = fab(two, "launch", *JOB)
-    time.sleep(0.8)  # anywhere on the way
+    fabs = psutil.Process(launch.process.pid)
+    until(
+        lambda: any(each.raddr and each.raddr.port == 22 for each in fabs.net_connections()), 30, lambda: launch.output
+    )
     launch.send(signal.SIGINT)
     assert launch.wait(30) in (8, 75)
     assert two.left() == {}
@@ -314,9 +315,7 @@ FAULTS: dict[str, str | signal.Signals] = {
 def test_a_drill_of_random_faults_ends_with_the_bits_of_an_untouched_run(two: Site, tmp_path: Path) -> None:
     """At random times, also while it starts; each time the same command goes on."""
     words = f"{SMALL} --train.steps 6000 --train.save_every 300 --train.log_every 100 --train.log_samples true"
-    agent = [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", "untouched"]
-    own = [*agent, "--runs-dir", str(tmp_path), "--", "run", "--config", "ddp", *words.split()]
-    subprocess.run(own, cwd=ROOT, env=clean_environment(), check=True, capture_output=True, timeout=280)
+    untouched = alone(tmp_path, words.split())
     command = ["--run-id", "drill", "--config", "ddp", "--overrides", words]
     dice, dealt = random.Random(11), []
     for fault in dice.sample(list(FAULTS), len(FAULTS)):
@@ -338,7 +337,7 @@ def test_a_drill_of_random_faults_ends_with_the_bits_of_an_untouched_run(two: Si
     launch = done(two, "launch", *command)
     assert launch.process.returncode == 0, f"{dealt}\n{launch.output}"
     assert "going on from step" in launch.output
-    drill.compare(tmp_path / "untouched", two.results / "drill", 4)
+    drill.compare(untouched, two.results / "drill", 4)
 
 
 def test_words_with_quotes_and_dollars_are_words(two: Site, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_large_log_takes_little_memory(tmp_path: Path) -> None:
 # Exceptions that are not known
 
 HEADER = "Traceback (most recent call last):"
-LABEL = [HEADER, '  File "/work/my train.py", line 88, in loss', "    return weights[name]",
+LABEL = [HEADER, '  File "/home/ann/my train.py", line 88, in loss', "    return weights[name]",
          '  File "/v/lib/python3.11/site-packages/x.py", line 3, in get', "KeyError: 'label_17'"]  # fmt: skip
 TORCHRUN = next(line for name, line, _ in SAMPLES if name == "torchrun-failed")
 WEAK = next(line for name, line, _ in SAMPLES if name == "c10d-name")

@@ -110,6 +110,7 @@ def test_the_plan_shows_each_hosts_command() -> None:
     shown = ssh.dry_run(site_of("a:2,b", "", "1"), {"script": ["echo", "a b"]}, lambda words, size: [])
     commands = re.findall(r"^# on (\w), .*\n(.*)$", shown, re.MULTILINE)
     assert [name for name, _ in commands] == ["a", "b"]
+    assert all(words.startswith("~/muster/venv/bin/python -m train node ") for _, words in commands)
     for rank, (_, words) in enumerate(commands):
         assert f" --node-rank {rank} --nproc-per-node 2,1 --master-addr a " in words
         assert words.endswith(" -- echo 'a b'")
@@ -177,6 +178,23 @@ def test_a_host_that_is_not_there_and_nothing_is_started(here: Site, tmp_path: P
     assert code == 3
     assert said.splitlines()[1:] == ["  192.0.2.9 cannot be reached: nobody answers"]
     assert not list(tmp_path.rglob("launch.json"))
+
+
+def test_a_command_whose_code_cannot_be_sent_is_not_started(here: Site, tmp_path: Path) -> None:
+    (tmp_path / "project").mkdir()
+    (tmp_path / "project" / "mine.py").touch()
+    launches = Path(here.home) / "launches"
+    launches.mkdir(parents=True)
+    (launches / "code").touch()  # a file where a folder is to be
+    code, said = launched(here, tmp_path / "results", "true", code=str(tmp_path / "project"))
+    assert code == 3, said
+    assert re.search(r"^  127\.0\.0\.1: the code could not be sent: .*Not a directory", said, re.MULTILINE), said
+    assert not list(launches.glob("*/launch.json"))
+    (launches / "code").unlink()
+    code, said = launched(here, tmp_path / "results", "ls", code=str(tmp_path / "project"))
+    assert code == 0, said
+    assert "rank 0 | mine.py" in said
+    assert [path.name for path in (launches / "code").glob("*.*")] == [], "nothing half made is left"
 
 
 def test_a_host_without_an_environment_is_told_so(tmp_path: Path) -> None:

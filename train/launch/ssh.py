@@ -21,7 +21,7 @@ from train.launch.collect import bring
 from train.launch.pack import pack
 from train.launch.polling import Polling
 from train.launch.ssh_host import SshHost, who
-from train.launch.ssh_site import Site, in_our_words, push_code, silent, unpack
+from train.launch.ssh_site import Site, in_our_words, push_archive, push_code, silent
 from train.launch.watch import Notes
 from train.seam import Exit
 
@@ -69,8 +69,13 @@ def dry_run(site: Site, asked: Mapping[str, Any], check_config: request.CheckCon
     for name, mine in told["hosts"].items():
         more = ["--lease-file", f"{given['folder']}/{told['id']}/lease", "--runs-dir", given["runs"]]
         words = [given["pythons"][0], "-m", "train", "node", *mine["arguments"], *more, "--", *told["command"]]
-        rows.append(f"\n# on {name}, with PYTHONPATH={given['home']}\n{shlex.join(words)}")
+        rows.append(f"\n# on {name}, with PYTHONPATH={given['home']}\n{' '.join(map(_quoted, words))}")
     return "\n".join(rows)
+
+
+def _quoted(word: str) -> str:
+    """For a shell, which is to understand the tilde."""
+    return f"~/{shlex.quote(word[2:])}" if word.startswith("~/") else shlex.quote(word)
 
 
 class _Launch:
@@ -96,7 +101,7 @@ class _Launch:
         try:
             sent = push_code(site, probes) if told["runtime"] == "venv" else []
             if self._archive:
-                site.each(lambda name, host: unpack(host, self._code_of(probes[name]), self._archive), self._names)
+                push_archive(site, self._archive, {name: self._code_of(probes[name]) for name in self._names})
         except UsageError as error:
             return _refused(say, error.problems, Exit.PREFLIGHT)
         if sent:
@@ -171,7 +176,8 @@ class _Launch:
             if is_refused:
                 hosts[name]["msg"] = started[name].get("msg") or "its agent could not be started"
         verdict = ending.verdict(self._names, hosts)
-        verdict["words"] = in_our_words(verdict["words"])
+        if verdict["exit_code"] == Exit.PREFLIGHT:  # of hosts; what ranks said is theirs
+            verdict["words"] = in_our_words(verdict["words"])
         brought = self._bring(verdict["host"], ended, probes)
         if verdict["exit_code"] not in (Exit.FINISHED, Exit.STOPPED_SAVED) and len(self._names) > 1:
             self._say(_outcomes(self._names, hosts, watched))

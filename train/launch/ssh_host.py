@@ -193,11 +193,14 @@ class SshHost:
         return output
 
     def ask(self, state: str, given: Mapping[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
-        """What `STATES[state]` of muster_states.py tells there; `failed` and `msg` where it cannot be. Never raises."""
+        """What `STATES[state]` of muster_states.py tells there; `failed` and `msg` where it cannot be. Never raises.
+
+        It is run by the host's own Python: it needs no packages.
+        """
         sources = {f"ansible.module_utils.{name}": (_ROLE / f"{name}.py").read_text("utf-8") for name in _SENT}
         told = json.dumps({"sources": sources, "state": state, "given": dict(given)})
         try:
-            code, output, errors = self.run(f"exec {_PYTHON} -I -", _ON_HOST.format(told=told).encode(), timeout_s)
+            code, output, errors = self.run("exec python3 -I -", _ON_HOST.format(told=told).encode(), timeout_s)
         except UnreachableError as error:
             return {"unreachable_why": str(error), "unreachable": True}
         if code == 127:
@@ -214,10 +217,6 @@ class SshHost:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-
-_PYTHON = "python3"
-"""A host's own: what is sent needs no packages."""
 
 
 def who() -> str:

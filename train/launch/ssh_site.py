@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import io
 import re
@@ -178,39 +179,49 @@ def in_our_words(told: Any) -> Any:
 # Code.
 
 
+@functools.cache
 def _code() -> tuple[str, bytes]:
     """This checkout's code, as the name of its folder on hosts, and an archive."""
-    if not _CODE:
-        text = io.BytesIO()
-        with tarfile.open(fileobj=text, mode="w") as archive:
-            for path in sorted((_ROOT / "train").rglob("*")):
-                if path.is_file() and "__pycache__" not in path.parts:
-                    member = archive.gettarinfo(path, str(path.relative_to(_ROOT)))
-                    member.mtime, member.uid, member.gid, member.uname, member.gname = 0, 0, 0, "", ""
-                    with path.open("rb") as file:
-                        archive.addfile(member, file)
-        _CODE.append((f"code-{hashlib.sha256(text.getvalue()).hexdigest()[:16]}", text.getvalue()))
-    return _CODE[0]
+    text = io.BytesIO()
+    with tarfile.open(fileobj=text, mode="w:gz", compresslevel=1) as archive:
+        for path in _files_of_code():
+            member = archive.gettarinfo(path, str(path.relative_to(_ROOT)))
+            member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
+            with path.open("rb") as file:
+                archive.addfile(member, file)
+    digest = hashlib.sha256()
+    for path in _files_of_code():
+        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
+    return f"code-{digest.hexdigest()[:16]}", text.getvalue()
 
 
-_CODE: list[tuple[str, bytes]] = []
+def _files_of_code() -> list[Path]:
+    return [path for path in sorted((_ROOT / "train").rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
 
 
 def push_code(site: Site, probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """Send this checkout's code to hosts that do not have it; their names. Raises UsageError."""
-    lacking = [name for name, probe in probes.items() if probe.get("paths") and not probe.get("has_home")]
-    sent = site.each(lambda name, host: unpack(host, probes[name]["paths"]["home"], _code()[1]), lacking)
+    lacking = {
+        name: str(probe["paths"]["home"])
+        for name, probe in probes.items()
+        if probe.get("paths") and not probe.get("has_home")
+    }
+    push_archive(site, _code()[1], lacking)
+    return [*lacking]
+
+
+def push_archive(site: Site, archive: bytes, folders: Mapping[str, str]) -> None:
+    """An archive becomes a folder on each of these hosts, all of it or nothing. Raises UsageError: where not."""
+
+    def unpack(name: str, host: SshHost) -> None:
+        folder, aside = shlex.quote(folders[name]), shlex.quote(f"{folders[name]}.{secrets.token_hex(4)}")
+        made = f"mkdir -p {aside} && tar -xzf - -C {aside} && {{ [ -e {folder} ] || mv -T {aside} {folder}; }}"
+        host.read(f"{made}; code=$?; rm -rf {aside}; exit $code", archive)
+
+    sent = site.each(unpack, [*folders])
     problems = [f"{name}: the code could not be sent: {told['msg']}" for name, told in sent.items() if told]
     if problems:
         raise UsageError(problems)
-    return lacking
-
-
-def unpack(host: SshHost, folder: str, archive: bytes) -> None:
-    """An archive becomes a folder on a host, all of it or nothing."""
-    aside = shlex.quote(f"{folder}.{secrets.token_hex(4)}")
-    script = f"mkdir -p {aside} && tar -xf - -C {aside} && {{ mv -T {aside} {shlex.quote(folder)} || rm -rf {aside}; }}"
-    host.read(script if not archive.startswith(b"\x1f\x8b") else script.replace("tar -xf", "tar -xzf"), archive)
 
 
 def silent(probes: Mapping[str, Mapping[str, Any]]) -> list[str]:

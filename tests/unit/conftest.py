@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+
 import pytest
 
 from train.eager import keep_compiler_out
@@ -9,5 +12,13 @@ from train.eager import keep_compiler_out
 
 @pytest.fixture(scope="session", autouse=True)
 def _without_compiler() -> None:
-    """As in a rank. And Ansible, which some tests import, changes what torch's compiler cannot bear: sys.intern."""
+    """As in a rank."""
     keep_compiler_out()
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A module of one's own, for `my_models:name`."""
+    module = ModuleType("my_models")
+    monkeypatch.setitem(sys.modules, "my_models", module)
+    return module

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from itertools import product
 from pathlib import Path
 
 import pytest
@@ -366,9 +364,6 @@ def test_a_name_that_cannot_be_one_is_not_this_host(name: str) -> None:
     assert not is_loopback(name)
 
 
-# Slurm's host lists
-
-
 @pytest.mark.parametrize(
     ("hosts", "first"),
     [
@@ -380,44 +375,6 @@ def test_a_name_that_cannot_be_one_is_not_this_host(name: str) -> None:
 def test_the_first_host_of_a_list(hosts: str, first: str) -> None:
     assert first_host(hosts) == first
     assert who({**SLURM_STEP, "SLURM_STEP_NODELIST": hosts}).master_addr == first
-
-
-@st.composite
-def _ranges(draw: st.DrawFn) -> tuple[str, list[str]]:
-    """One bracket as Slurm writes it, and its numbers."""
-    parts, numbers = [], []
-    for _ in range(draw(st.integers(1, 3))):
-        width, low, more = draw(st.integers(1, 3)), draw(st.integers(0, 99)), draw(st.integers(0, 3))
-        numbers += [str(n).zfill(width) for n in range(low, low + more + 1)]
-        parts.append(str(low).zfill(width) + (f"-{str(low + more).zfill(width)}" if more else ""))
-    return f"[{','.join(parts)}]", numbers
-
-
-@QUICK
-@given(
-    st.lists(st.tuples(st.from_regex(r"[a-z]{1,4}-?", fullmatch=True), _ranges()), min_size=1, max_size=2), st.data()
-)
-def test_the_first_host_of_any_list(pieces: list[tuple[str, tuple[str, list[str]]]], data: st.DataObject) -> None:
-    written = "".join(name + bracket for name, (bracket, _) in pieces)
-    expanded = ["".join(p) for p in product(*[[n + d for d in digits] for n, (_, digits) in pieces])]
-    tail = data.draw(st.sampled_from(["", ",zz", ",zz[1-2]"]))
-    assert first_host(written + tail) == expanded[0]
-
-
-@pytest.mark.parametrize("hosts", ["n[1", "n[]", "n]1[", ""])
-def test_a_host_list_that_cannot_be_read_is_refused(hosts: str) -> None:
-    with pytest.raises(UsageError, match="cannot be read; give --rank"):
-        first_host(hosts)
-
-
-def test_slurms_own_expansion_is_asked_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = tmp_path / "scontrol"
-    tool.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[7-8]" ] || exit 1\necho from-slurm\necho second\n')
-    tool.chmod(0o755)
-    assert first_host("n[7-8]") == "from-slurm"
-    assert first_host("n[1-2]") == "n1"  # it refuses: the library then
-    monkeypatch.setenv("PATH", os.devnull)
-    assert first_host("n[7-8]") == "n7"
 
 
 # Names that last

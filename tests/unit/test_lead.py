@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.unit.test_supervise import Job
+from tests.supervised import Job
 from train.launch.lead import Leader
 
 ENDED = {"kind": "rank_ended", "rank": 1, "code": 1, "step": None, "oom": False, "lines": [], "by_us": False}

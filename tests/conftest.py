@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-# Under nohup it is ignored, and all that is started here would take that for its user's wish.
+# Under nohup and in the background they are ignored, and all that is started here would take that for its user's wish.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

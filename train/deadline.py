@@ -12,7 +12,8 @@ _STEPS_AHEAD = 3
 """A request is read one step later, so two more steps run after it; and one for steps that take longer."""
 _SPARE_S = 2.0
 """For leaving: the last rows, parting from the other ranks, the interpreter's end."""
-_SAVE_FACTOR = 1.5
+_SAVE_FACTOR = 2.0
+"""The last save may have to wait for one that has just begun."""
 
 
 class Deadline:

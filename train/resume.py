@@ -26,8 +26,10 @@ def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
     problem = ""
     if folder is not None:
         keep = job.config.train.keep_checkpoints, job.config.train.keep_every
-        parameters = [name for name, _ in job.objective.model.named_parameters()]
-        job.saver = Saver(Checkpoints(folder.path / "checkpoints", *keep), parameters, partial(_note, job, folder))
+        parameters = dict(job.objective.model.named_parameters())
+        with_moments = 3 * sum(parameter.nbytes for parameter in parameters.values())  # AdamW has two a weight
+        checkpoints = Checkpoints(folder.path / "checkpoints", *keep)
+        job.saver = Saver(checkpoints, [*parameters], partial(_note, job, folder), with_moments)
         try:
             found = _find_state(job, options, folder, job.saver.checkpoints)
         except (MusterError, OSError) as error:

@@ -30,18 +30,21 @@ class Saver:
         checkpoints: Checkpoints,
         parameters: Collection[str],
         record: Callable[..., None] = lambda event, **facts: None,
+        expected_bytes: int = 0,
     ) -> None:
         """
         Args:
             checkpoints: where they go.
             parameters: names in a state's `model` that must be finite; a buffer need not be.
             record: takes the event of each save, good or failed; called in the writing thread.
+            expected_bytes: about how large a state will be; what is not known before the first save.
         """
         self.checkpoints = checkpoints
         self.saved_step = -1
         """The newest step that is on the disk, by this saver's doing."""
         self._parameters = parameters
         self._record = record
+        self._expected_bytes = expected_bytes
         self._snapshot = Snapshot()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint", initializer=_step_back)
         self._writing: Future[None] | None = None
@@ -59,7 +62,7 @@ class Saver:
         """How long a save may take, from copy to disk: the slowest one yet; a guess before the first."""
         if self._slowest_s is not None:
             return self._slowest_s
-        return 1.0 + self._snapshot.bytes / _GUESSED_BYTES_A_S
+        return 1.0 + max(self._expected_bytes, self._snapshot.bytes) / _GUESSED_BYTES_A_S
 
     def save(self, step: int, state: State, patience_s: float | None = None) -> bool:
         """Take a copy and have it written.
@@ -84,6 +87,8 @@ class Saver:
             )
             self._record("save skipped", step=step)
             return False
+        if self._writing is not None:
+            self._writing.result()  # what nobody foresaw is not to pass unheard
         self._raise_what_ends_the_run()
         snapshot = self._snapshot.take(state)
         stall_s = time.perf_counter() - began_s

@@ -298,3 +298,20 @@ def test_killed_in_mid_file_the_one_before_is_the_newest(tmp_path: Path) -> None
         found = checkpoints.newest()
         assert found is not None
         assert (found[1].name, found[2]) == ("step-00000005", [])
+
+
+def test_before_the_first_save_its_time_is_guessed_from_the_size_that_is_to_come(tmp_path: Path) -> None:
+    small = Saver(Checkpoints(tmp_path, keep=1), ["w"])
+    large = Saver(Checkpoints(tmp_path, keep=1), ["w"], expected_bytes=10**10)
+    assert small.seconds < 2
+    assert large.seconds > 100
+
+
+def test_an_error_that_nobody_foresaw_ends_the_run_at_the_next_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver = Saver(Checkpoints(tmp_path, keep=1), ["w"])
+    monkeypatch.setattr(saver.checkpoints, "save", lambda *_: (_ for _ in ()).throw(MemoryError("too large")))
+    assert saver.save(1, {"model": {"w": torch.ones(2)}})
+    with pytest.raises(MemoryError, match="too large"):
+        saver.save(2, {"model": {"w": torch.ones(2)}})

@@ -87,7 +87,8 @@ _SITE = "hosts inventory nproc ssh-config home python image"
         code="a folder of this machine from which a command after -- is started", nodes="the first so many hosts",
         runtime="venv or docker", device="auto, cpu or cuda", env="more variables of ranks: 'A=1 B=2'",
         detach="do not watch: it goes on by itself", share="beside other launches on the same hosts",
-        checkpoints="bring them too (yes)", **{
+        checkpoints="bring them too (yes)", quarantine="leave out the hosts in this file of preflight's",
+        preflight="look at all hosts before, as fab preflight does", **{
             "time-limit": "seconds; then it saves and ends", "grace": "seconds to save after a stop request (300)",
             "join-timeout": "seconds for all agents to come (120)", "max-restarts": "after a failure (0)",
             "idle-timeout": "seconds of silence of all ranks that mean a hang",
@@ -98,8 +99,9 @@ def launch(
     c: Any, hosts: str = "", inventory: str = "", nproc: str = "", config: str = "", overrides: str = "",
     code: str = "", nodes: str = "", run_id: str = "", runtime: str = "venv", device: str = "", env: str = "",
     time_limit: str = "", grace: str = "300", join_timeout: str = "120", idle_timeout: str = "",
-    max_restarts: str = "", detach: bool = False, share: bool = False, checkpoints: bool = True,
-    ssh_config: str = "", home: str = "~/muster", python: str = "", image: str = "", results: str = "runs",
+    max_restarts: str = "", preflight: bool = False, quarantine: str = "", detach: bool = False,
+    share: bool = False, checkpoints: bool = True, ssh_config: str = "", home: str = "~/muster", python: str = "",
+    image: str = "", results: str = "runs",
 ) -> None:  # fmt: skip
     """Train on all hosts, and see it through to the end: fab launch --hosts a,b --nproc 4 --config ddp [-- COMMAND]"""
 
@@ -110,8 +112,13 @@ def launch(
             "run_id": run_id, "time_limit": time_limit, "grace": grace, "join_timeout": join_timeout,
             "idle_timeout": idle_timeout, "max_restarts": max_restarts, "runtime": runtime,
             "device": device or site.usual("muster_device", "auto"), "share": share, "detach": detach,
-            "checkpoints": checkpoints, "env": _variables(env),
+            "checkpoints": checkpoints, "env": _variables(env), "quarantine": quarantine,
         }  # fmt: skip
+        if preflight:
+            words, unfit = ssh_later.preflight(site, runtime, str(asked["device"]), without=quarantine)
+            _say(words)
+            if unfit:
+                return unfit
         return ssh.launch(site, asked, launch_problems, Path(results), _say, _BEGAN_S)
 
     _ends(work)
@@ -129,17 +136,23 @@ def _variables(text: str) -> dict[str, str]:
 
 
 @task(
-    help=_only(_SITE, runtime="venv or docker", device="auto, cpu or cuda (the inventory's muster_device, else auto)")
-)
+    help=_only(
+        _SITE, runtime="venv or docker", device="auto, cpu or cuda (the inventory's muster_device, else auto)",
+        floors="what must be there: '--min-shm-mb 1000 --min-mb-per-s 100' (python -m train preflight --help)",
+        quarantine="a file; hosts that are not fit are added to it, for launch --quarantine",
+    )
+)  # fmt: skip
 def preflight(
     c: Any, hosts: str = "", inventory: str = "", nproc: str = "", runtime: str = "venv", device: str = "",
-    ssh_config: str = "", home: str = "~/muster", python: str = "", image: str = "",
+    floors: str = "", quarantine: str = "", ssh_config: str = "", home: str = "~/muster", python: str = "",
+    image: str = "",
 ) -> None:  # fmt: skip
-    """Are the hosts fit for a job: reachable, environment or image, GPUs, clocks, disks."""
+    """Are the hosts fit for a job: each one, and all between them. What is wrong with whom, and what mends it."""
 
     def work() -> int:
         site = ssh_site.site_of(hosts, inventory, nproc, ssh_config, home=home, python=python, image=image)
-        words, code = ssh_later.preflight(site, runtime, device or site.usual("muster_device", "auto"))
+        asked = device or site.usual("muster_device", "auto")
+        words, code = ssh_later.preflight(site, runtime, asked, shlex.split(floors), quarantine)
         _say(words)
         return code
 

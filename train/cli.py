@@ -27,6 +27,7 @@ commands:
   node       start this host's ranks, watch them, end together: python -m train node --standalone
              --nproc-per-node 2 -- run --config ddp
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
+  preflight  is this host fit, and all hosts together: python -m train preflight
   stop       ask a run to save and stop: python -m train stop RUN
   drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
   checkpoints  list, verify or export what a run has saved: python -m train checkpoints ls RUN
@@ -40,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command; its exit code, as in `train/seam.py`."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     commands: dict[str, Callable[[list[str]], int]] = {"run": run}
-    commands |= {name: partial(_launch, name) for name in ("node", "plan", "stop", "explain")}
+    commands |= {name: partial(_launch, name) for name in ("node", "plan", "stop", "explain", "preflight")}
     commands |= {name: partial(_tool, module) for name, module in _TOOLS.items()}
     if arguments and arguments[0] in ("-h", "--help"):
         print(USAGE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import shlex
 import socket
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -22,6 +23,7 @@ sys.path.remove(_ROOT)
 from train.errors import UsageError  # noqa: E402
 from train.launch import ending, fitness, overview, request  # noqa: E402
 from train.launch.pack import pack  # noqa: E402
+from train.launch.preflight import afar  # noqa: E402
 from train.launch.watch import Notes  # noqa: E402
 
 
@@ -113,9 +115,30 @@ def muster_brought(launch: Mapping[str, Any], hosts: Mapping[str, Any]) -> str:
     return "\n".join(ending.brought_words({name: hosts[name].get("job_collected") or {} for name in names}))
 
 
-def muster_calls(names: Sequence[str], launch: Mapping[str, Any], hosts: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Whom a host should be able to call: train.launch.fitness.calls."""
-    return fitness.calls(names, launch, {name: hosts[name]["job_listening"]["ports"] for name in names})
+def muster_part(
+    launch: Mapping[str, Any], probes: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any], floors: str
+) -> dict[str, Any]:
+    """Who takes part in a preflight, and by what words: train.launch.preflight.afar."""
+    lost = afar.lost_of(probes)
+    names = [name for name in launch["names"] if name not in lost]
+    device, problems = request.device_of(launch["device"], {name: probes[name].get("gpu_files", 0) for name in names})
+    try:
+        arguments = afar.words_of(names, variables, device, shlex.split(floors)) if names else {}
+    except (UsageError, ValueError) as error:
+        problems, arguments = [*problems, *str(error).splitlines()], {}
+    return {
+        "names": names, "lost": lost, "device": device, "arguments": arguments, "problems": problems,
+        "wait_s": afar.WAIT_S,
+    }  # fmt: skip
+
+
+def muster_preflight(
+    part: Mapping[str, Any], inspected: Mapping[str, Mapping[str, Any]], variables: Mapping[str, Any], file: str
+) -> dict[str, Any]:
+    """What comes of it: train.launch.preflight.afar.verdict."""
+    said = {name: afar.said_of(inspected[name]) for name in part["names"]}
+    told = afar.verdict(part["names"], variables, said, part["lost"], file)
+    return {"words": told.words, "exit_code": told.exit_code}
 
 
 class FilterModule:
@@ -129,9 +152,8 @@ class FilterModule:
             "muster_misspelt": muster_misspelt,
             "muster_device": request.device_of,
             "muster_unfit": fitness.unfit,
-            "muster_clocks": fitness.clocks,
-            "muster_fit": fitness.fit,
-            "muster_calls": muster_calls,
+            "muster_part": muster_part,
+            "muster_preflight": muster_preflight,
             "muster_refusal": ending.refusal,
             "muster_is_up": muster_is_up,
             "muster_is_interrupted": muster_is_interrupted,

@@ -314,25 +314,30 @@ def test_a_host_that_takes_its_own_name_for_itself(two: Site) -> None:
     assert plan["master_addr"] == name
 
 
-def test_preflight_finds_closed_ports_and_a_wrong_address(two: Site) -> None:
+def test_preflight_finds_a_closed_port_and_collects_the_host(two: Site, tmp_path: Path) -> None:
     fit = two.play("preflight.yml")
     assert fit.process.returncode == 0, fit.output
-    assert fit.last_line == "muster: 2 hosts are fit, and all reach each other (exit code 0: finished)"
-    rule = ["INPUT", "-p", "tcp", "--dport", "20000:65535", "-s", two.cluster.address("node2"), "-j", "DROP"]
-    hosts: dict[str, dict[str, Any]] = {
-        "node1": {"ansible_host": two.cluster.address("node1"), "address": two.cluster.address("node1")},
-        "node2": {"ansible_host": two.cluster.address("node2"), "address": two.cluster.address("head")},
-    }
+    assert re.fullmatch(r"muster: 2 hosts are fit, each and together \([0-9.]+ s; .*\)", fit.last_line)
+    assert "sums are right" in fit.output
+    rule = ["INPUT", "-p", "tcp", "--syn", "-s", two.cluster.address("node2"), "-j", "DROP"]
+    file = tmp_path / "bad"
     two.cluster.on("node1", "iptables", "-I", *rule)
     try:
-        found = two.start(playbook="preflight.yml", inventory=two.inventory("closed", hosts))
-        assert found.wait() == 2
+        found = two.play("preflight.yml", "-e", f"quarantine={file}")
     finally:
         two.cluster.on("node1", "iptables", "-D", *rule)
-    _, *reasons = found.output[found.output.rindex("muster: nothing was started") :].rstrip().splitlines()
-    told = "\n".join(reasons)
-    assert re.search(rf"node1: .*it does not reach node2 at {two.cluster.address('head')} port \d+ \(.*refused", told)
-    assert re.search(rf"node2: .*does not reach node1 at {two.cluster.address('node1')} port \d+ \(timed out\)", told)
+    assert found.process.returncode == 2
+    assert re.search(
+        rf"error +ports +node1: node2 does not reach node1 at {two.cluster.address('node1')}", found.output
+    )
+    assert found.last_line.startswith("muster: of 2 hosts not fit: node1 (")
+    assert [line.split()[0] for line in file.read_text().splitlines()[1:]] == ["node1"]
+    launch = two.start("-e", f"quarantine={file}", *shell("true", "left-out"))
+    assert launch.wait() == 0, launch.output
+    assert two.verdict("left-out")["exit_code"] == 0
+    assert [host["name"] for host in json.loads((two.results / "left-out" / "plan.json").read_text())["hosts"]] == [
+        "node2"
+    ]
 
 
 def test_a_dry_run_shows_the_plan_and_starts_nothing(two: Site) -> None:

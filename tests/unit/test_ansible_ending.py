@@ -95,17 +95,6 @@ def test_gpus_that_are_asked_for_must_be_there() -> None:
     )
 
 
-def test_clocks_that_differ_for_certain() -> None:
-    def at(ahead_s: float, within_s: float = 0.1) -> dict[str, Any]:
-        return {**PROBE, "ahead_s": ahead_s, "ahead_within_s": within_s}
-
-    assert fitness.clocks({"a": at(100), "b": at(100.9)}) == []  # it is the launcher's clock that is wrong
-    assert fitness.clocks({"a": at(0), "b": at(1.5, 0.5)}) == []
-    assert fitness.clocks({"a": at(0), "b": {"unreachable_why": "x"}}) == []
-    (words,) = fitness.clocks({"a": at(-1), "b": at(0), "c": at(2)})
-    assert words.startswith("the clock of c is 3.0 s (give or take 0.2 s) ahead of that of a: ")
-
-
 def test_the_table_of_what_runs() -> None:
     ended = {**RUNNING, "id": "0", "running": False, "exit_code": 75, "world_size": None, "run_id": None}
     hosts: dict[str, dict[str, Any]] = {

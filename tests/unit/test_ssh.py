@@ -208,10 +208,24 @@ def test_a_host_without_an_environment_is_told_so(tmp_path: Path) -> None:
     )
 
 
-def test_preflight_tells_that_a_host_is_fit(here: Site) -> None:
+def test_preflight_tells_that_a_host_is_fit(here: Site, tmp_path: Path) -> None:
     words, code = ssh_later.preflight(here, "venv", "cpu")
     assert code == 0, words
-    assert words.splitlines()[-1] == "muster: 1 host is fit (exit code 0: finished)"
+    assert re.fullmatch(r"muster: 1 host is fit.* \([0-9.]+ s; exit code 0: finished\)", words.splitlines()[-1])
+    assert list(tmp_path.rglob("secret")) == []
+
+
+def test_preflight_puts_an_unfit_host_into_quarantine_and_a_launch_leaves_it_out(here: Site, tmp_path: Path) -> None:
+    file = tmp_path / "bad hosts"
+    words, code = ssh_later.preflight(here, "venv", "cpu", ["--min-shm-mb", "99999999"], str(file))
+    assert code == 3, words
+    assert "shared memory" in words
+    assert words.splitlines()[-2] == f"muster: 127.0.0.1 added to {file}"
+    code, said = launched(here, tmp_path / "results", "true", quarantine=str(file))
+    assert code == 2
+    assert f"all of 127.0.0.1 are in {file}" in said
+    with pytest.raises(UsageError, match="unrecognized arguments"):
+        ssh_later.preflight(here, "venv", "cpu", ["--min-shm", "1"])
 
 
 def test_ansibles_commands_become_fabs() -> None:

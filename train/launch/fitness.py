@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-SKEW_S = 1.0
-"""Clocks may differ by so much; logs of several hosts cannot be read together otherwise."""
 _DIGEST_LETTERS = 19
 
 
@@ -43,35 +41,3 @@ def words_of(launch: Mapping[str, Any]) -> str:
     what = f"run {launch['run_id']}" if launch.get("run_id") else " ".join(launch.get("command") or ["a job"])
     since = time.strftime("%F %T", time.localtime(launch["since"]))
     return f"launch {launch['id']} of {launch['by']} since {since} ({what})"
-
-
-def clocks(probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Hosts whose clocks differ from each other's for certain: each was compared with the launcher's."""
-    known = {name: probe for name, probe in probes.items() if "ahead_s" in probe}
-    if len(known) < 2:
-        return []
-    slow, fast = (choose(known, key=lambda name: known[name]["ahead_s"]) for choose in (min, max))
-    apart_s = known[fast]["ahead_s"] - known[slow]["ahead_s"]
-    unsure_s = known[fast]["ahead_within_s"] + known[slow]["ahead_within_s"]
-    if apart_s - unsure_s <= SKEW_S:
-        return []
-    return [
-        f"the clock of {fast} is {apart_s:.1f} s (give or take {unsure_s:.1f} s) ahead of that of {slow}: "
-        "set up time synchronisation (provision.yml installs chrony)"
-    ]
-
-
-def calls(names: Sequence[str], request: Mapping[str, Any], ports: Mapping[str, Sequence[int]]) -> list[dict[str, Any]]:
-    """Whom a host should be able to call: name, address and ports."""
-    return [{"name": name, "address": request["hosts"][name]["address"], "ports": [*ports[name]]} for name in names]
-
-
-def fit(probes: Mapping[str, Mapping[str, Any]]) -> str:
-    """What was found, where nothing speaks against it."""
-    rows = [
-        f"muster: {name}: {probe['gpus']} GPUs, {probe['free_mb'] >> 10} GB free, "
-        f"clock {probe['ahead_s']:+.2f} s, image {(probe.get('image') or 'none')[:_DIGEST_LETTERS]}"
-        for name, probe in probes.items()
-    ]
-    count = "1 host is" if len(rows) == 1 else f"{len(rows)} hosts are"
-    return "\n".join([*rows, f"muster: {count} fit, and all reach each other (exit code 0: finished)"])

@@ -18,6 +18,7 @@ from typing import Any
 from train.errors import UsageError
 from train.launch.inventory import InventoryHost
 from train.launch.plan import table
+from train.launch.preflight import quarantine
 from train.launch.topology import Host, Plan, make_plan, port_candidates
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
@@ -129,7 +130,12 @@ def launch(
     """
     given = Asked(asked)
     problems = given.problems
-    launch_id = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    launch_id = new_id()
+    try:
+        names, left_out = quarantine.left(names, given.text("quarantine"))
+    except UsageError as error:
+        left_out = []
+        problems += error.problems
     count = given.number("nodes", 1)
     if count is not None and count > len(names):
         problems.append(f"nodes: {count} are asked for, but there are {len(names)}: {', '.join(names) or 'none'}")
@@ -147,22 +153,11 @@ def launch(
     command, files = _command(given, plan, check_config)
     options = _options(given, None if detach else lease_s)
     grace_s = given.number("grace", 0, float)
-    told = {} if plan is None else {
-        "table": table(plan),
-        "world_size": plan.world_size,
-        "hosts": {
-            host.name: {
-                "node_rank": i, "slots": host.slots, "address": host.address,
-                "arguments": [*plan.node_arguments(i), *options],
-            }
-            for i, host in enumerate(plan.hosts)
-        },
-        "ports": [*plan.control_ports],
-    }  # fmt: skip
+    told = {} if plan is None else _told(plan, options)
     return {
         "problems": list(dict.fromkeys(problems)), "id": launch_id, "by": by, "names": chosen,
         "share": share, "detach": detach, "runtime": runtime, "device": device,
-        "command": command, "files": files, "ours": command[:1] == ["run"],
+        "left_out": left_out, "command": command, "files": files, "ours": command[:1] == ["run"],
         "lease_s": None if detach else lease_s, "grace_s": grace_s, **told,
     }  # fmt: skip
 
@@ -175,6 +170,21 @@ def _plan(
     except UsageError as error:
         given.problems += [problem.replace("--run-id", "run_id") for problem in error.problems]
         return None
+
+
+def _told(plan: Plan, options: Sequence[str]) -> dict[str, Any]:
+    return {
+        "table": table(plan),
+        "world_size": plan.world_size,
+        "hosts": {
+            host.name: {
+                "node_rank": i, "slots": host.slots, "address": host.address,
+                "arguments": [*plan.node_arguments(i), *options],
+            }
+            for i, host in enumerate(plan.hosts)
+        },
+        "ports": [*plan.control_ports],
+    }  # fmt: skip
 
 
 def _options(given: Asked, lease_s: float | None) -> list[str]:
@@ -236,6 +246,11 @@ def nearest(word: str, known: Sequence[str]) -> str:
     """`; did you mean …?` with the known word most like this one, or nothing."""
     match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
     return f"; did you mean {match[0]}?" if match else ""
+
+
+def new_id() -> str:
+    """A name for a launch."""
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
 def is_id(text: str) -> bool:

@@ -31,7 +31,7 @@ UNREACHABLE_S = 10.0
 """A host that does not answer for so long is given up; the job stops."""
 _OPTIONS = (
     "config", "overrides", "nodes", "run_id", "time_limit", "grace", "join_timeout", "idle_timeout", "max_restarts",
-    "runtime", "device", "code",
+    "runtime", "device", "code", "quarantine",
 )  # fmt: skip
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -97,7 +97,7 @@ class _Launch:
         problems += silent(probes) + fitness.unfit(fit, told, device)
         if problems:
             return _refused(say, [in_our_words(problem) for problem in problems], Exit.PREFLIGHT)
-        say(told["table"])
+        say("\n".join([*(f"muster: {words}" for words in told["left_out"]), told["table"]]))
         try:
             sent = push_code(site, probes) if told["runtime"] == "venv" else []
             if self._archive:

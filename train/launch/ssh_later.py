@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import secrets
 import shlex
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from train.errors import UsageError
-from train.launch import ending, fitness, overview, request
+from train.launch import ending, overview, request
 from train.launch.collect import bring
 from train.launch.polling import Polling
+from train.launch.preflight import afar, quarantine
 from train.launch.ssh_host import SshHost, who
 from train.launch.ssh_site import Site, in_our_words, push_code, silent
 from train.launch.watch import Notes
@@ -147,23 +149,42 @@ def push_image(site: Site, image: str) -> list[str]:
     return [f"{name}: {words}" for name, words in told.items()]
 
 
-def preflight(site: Site, runtime: str, device: str) -> tuple[str, int]:
-    """Whether the hosts are fit, one by one and together: words and an exit code."""
-    probes = site.ask("probed", runtime=runtime)
-    problems = silent(probes)
-    fit = {name: probe for name, probe in probes.items() if "gpus" in probe}
+def preflight(
+    site: Site, runtime: str, device: str, floors: Sequence[str] = (), collected: str = "", without: str = ""
+) -> tuple[str, int]:
+    """Whether the hosts are fit, each one and together: words and an exit code. Raises UsageError.
 
-    def clock(name: str, host: SshHost) -> dict[str, float]:
-        sent_s = time.time()
-        there_s = float(host.read("date +%s.%N"))
-        came_s = time.time()
-        return {"ahead_s": there_s - (sent_s + came_s) / 2, "ahead_within_s": (came_s - sent_s) / 2}
-
-    for name, told in site.each(clock, [*fit]).items():
-        fit[name].update(told)
-    chosen, unsure = request.device_of(device, {name: probe.get("gpu_files", 0) for name, probe in fit.items()})
-    hosts = {name: {"slots": int(site.variables[name].get("slots") or 1)} for name in fit}
-    problems += unsure + fitness.unfit(fit, {"hosts": hosts, "share": False}, chosen) + fitness.clocks(fit)
+    Args:
+        site: the hosts.
+        runtime: venv or docker.
+        device: auto, cpu or cuda.
+        floors: more options of `python -m train preflight`.
+        collected: a quarantine, for hosts that are not fit.
+        without: one whose hosts are left out.
+    """
+    chosen_hosts, _ = quarantine.left([*site.hosts], without)
+    probes = site.ask("probed", chosen_hosts, runtime=runtime)
+    lost = afar.lost_of(probes)
+    names = [name for name in probes if name not in lost]
+    chosen, problems = request.device_of(device, {name: probes[name].get("gpu_files", 0) for name in names})
     if problems:
-        return ending.refusal([in_our_words(problem) for problem in problems], Exit.PREFLIGHT), int(Exit.PREFLIGHT)
-    return fitness.fit(fit).replace(", and all reach each other", ""), int(Exit.FINISHED)
+        raise UsageError([in_our_words(problem) for problem in problems])
+    variables = {name: {"slots": 1, **site.variables[name]} for name in names}
+    arguments = afar.words_of(names, variables, chosen, floors) if names else {}
+    if runtime == "venv":
+        push_code(site, {name: probes[name] for name in names})
+    launch_id, secret = request.new_id(), secrets.token_urlsafe(32)
+
+    def inspect(name: str, host: SshHost) -> str:
+        gpus = int(variables[name]["slots"]) if chosen == "cuda" else 0
+        given = site.given(
+            launch=launch_id, by=f"fab preflight, called by {who()}", runtime=runtime, wait_s=afar.WAIT_S,
+            arguments=arguments[name], about={}, files={}, secret=secret, gpus=gpus, environment={}, mounts=[],
+            options=[], code="",
+        )  # fmt: skip
+        return afar.said_of(in_our_words(host.ask("inspected", given, afar.WAIT_S + 15.0)))
+
+    said = site.each(inspect, names, max(1, len(names)))  # all at once: they wait for each other
+    words = {name: each if isinstance(each, str) else each["msg"] for name, each in said.items()}
+    told = afar.verdict(names, variables, words, lost, collected)
+    return told.words, told.exit_code

@@ -53,6 +53,11 @@ class Wire:
         return str(self._writer.get_extra_info("sockname")[0]).split("%")[0]
 
     @property
+    def raw(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """The bare connection, for bytes that are only counted."""
+        return self._reader, self._writer
+
+    @property
     def backlog_bytes(self) -> int:
         """What waits to be sent: the other end does not take it."""
         return self._writer.transport.get_write_buffer_size()

@@ -34,6 +34,7 @@ def main() -> None:
         },
         required_if=[
             ("state", "probed", ("runs", "uid")),
+            ("state", "inspected", ("launch", "runs", "uid", "arguments")),
             ("state", "started", ("launch", "runs", "uid", "arguments", "command")),
             ("state", "ended", ("launch",)),
         ],

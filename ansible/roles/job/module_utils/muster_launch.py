@@ -16,6 +16,7 @@ import fcntl
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import time
@@ -44,12 +45,12 @@ class RefusalError(Exception):
     """It cannot be, and why."""
 
 
-def run(*command: str, check: bool = True, timeout_s: float = 60) -> str:
+def run(*command: str, check: bool = True, timeout_s: float = 60, env: dict[str, str] | None = None) -> str:
     """What a command says, its errors too. Raises RefusalError where it fails."""
     try:
         done = subprocess.run(  # noqa: S603 - words of ours, no shell
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-            errors="replace", timeout=timeout_s, check=False,
+            errors="replace", timeout=timeout_s, check=False, env=env,
         )  # fmt: skip
     except FileNotFoundError:
         raise RefusalError(f"{command[0]} is not there: run provision.yml") from None
@@ -162,6 +163,30 @@ class Agent:
         words = ["sh", "-c", TRAMPOLINE, "sh", str(self.folder), *words]
         # systemd puts variables of its own in the place of ${NAME}, and $ in that of $$.
         run(*host, *(word.replace("$", "$$") if self.in_unit else word for word in words))
+
+    def inspect(self, given: dict[str, Any], wait_s: float) -> str:
+        """What `python -m train preflight` says where an agent would run: its image, user, limits and folders."""
+        self._is_in(given["runtime"])
+        self._write_folder(given)
+        python = "python" if self.in_container else str(python_of(given))
+        words = [python, "-m", "train", "preflight", *given["arguments"], "--runs-dir", given["runs"]]
+        try:
+            if self.in_container:
+                host = self._docker(given)
+                host[host.index("--detach")] = "--rm"
+                return run(*host, *words, check=False, timeout_s=wait_s)
+            if self.in_unit:
+                host = self._systemd(given)
+                host[1:1] = ["--pipe", "--wait"]
+                return run(*host, *(word.replace("$", "$$") for word in words), check=False, timeout_s=wait_s)
+            environment = {"PYTHONPATH": given["home"], **self._environment(given)}
+            return run(*words, check=False, timeout_s=wait_s, env={**os.environ, **environment})
+        finally:
+            if self.in_container:
+                run("docker", "rm", "--force", "--volumes", self.name, check=False)
+            elif self.in_unit:
+                run("systemctl", "kill", "--signal", "SIGKILL", f"{self.name}.service", check=False)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_session(self, given: dict[str, Any], words: list[str]) -> None:
         more = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._environment(given)}

@@ -82,6 +82,12 @@ def start(given: dict[str, Any], base: pathlib.Path) -> dict[str, Any]:
     return {"changed": True, "is_up": True}
 
 
+def inspect(given: dict[str, Any], base: pathlib.Path) -> dict[str, Any]:
+    """What `python -m train preflight` says on this host, run as an agent would be."""
+    base.mkdir(mode=0o755, parents=True, exist_ok=True)
+    return {"changed": False, "said": Agent(base, given["launch"]).inspect(given, given["wait_s"])}
+
+
 def matching(given: dict[str, Any], base: pathlib.Path) -> list[dict[str, Any]]:
     """The launches that are meant."""
     return [
@@ -118,4 +124,4 @@ def list_all(given: dict[str, Any], base: pathlib.Path) -> dict[str, Any]:
     return {"launches": matching(given, base)}
 
 
-STATES = {"probed": probe, "started": start, "asked": ask, "ended": end, "listed": list_all}
+STATES = {"probed": probe, "inspected": inspect, "started": start, "asked": ask, "ended": end, "listed": list_all}

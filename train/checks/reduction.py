@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-JOIN_S = 30.0
+JOIN_S = 90.0
 NUMBERS, LARGEST = 1 << 20, 1 << 23  # 4 MiB of float32; from there on, their sums would be rounded
 TIMED_S, LEAST_TIMES = 1.0, 2
 

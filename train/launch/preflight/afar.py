@@ -12,8 +12,8 @@ from train.launch.preflight.command import checked_floors
 from train.launch.preflight.conclusion import Told, conclude, reports_in
 from train.launch.request import plan_from
 
-WAIT_S = 90.0
-"""For a host's answer: loading torch on a busy host takes half a minute."""
+WAIT_S = 180.0
+"""For a host's answer: loading torch takes seconds, on a very busy host minutes."""
 
 
 def words_of(

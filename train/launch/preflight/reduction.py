@@ -13,7 +13,7 @@ from train.launch.topology import Plan
 from train.network import interface_towards
 
 MODULE = "train.checks.reduction"
-WAIT_S = 40.0
+WAIT_S = 120.0
 
 
 class Reduction:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -87,9 +86,9 @@ class Checkpoints:
         for path in self.saved():
             if path.name.startswith(_REPLACED):  # killed between the two renames
                 path.rename(self.folder / name_of(step_of(path)))
-        for name in os.listdir(self.folder):
-            if name.startswith((_WRITING, _REPLACED, _REMOVING)):
-                _delete(self.folder / name)
+        for left in list(self.folder.iterdir()):
+            if left.name.startswith((_WRITING, _REPLACED, _REMOVING)):
+                _delete(left)
 
     def _remove(self, path: Path) -> None:
         """Its name goes first, at once: nobody is to meet half of it."""
@@ -105,7 +104,7 @@ class Checkpoints:
         Names of any other form are somebody else's.
         """
         try:
-            names = set(os.listdir(self.folder))
+            names = {path.name for path in self.folder.iterdir()}
         except FileNotFoundError:
             if self.folder.is_symlink():
                 raise UnreadableError(f"{self.folder} leads nowhere: is its disk mounted?") from None
@@ -218,7 +217,7 @@ def verify(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UnreadableError(_unreadable(path, error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: no sense in its manifest ({in_words(error)})") from error
+        raise CheckpointError(f"{path} is not a whole checkpoint: its manifest ({in_words(error)})") from error
 
 
 def _unreadable(path: Path, error: BaseException) -> str:

@@ -10,6 +10,7 @@ import json
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -225,21 +226,21 @@ PASSING = [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE]
 
 
 def fails_to_open(patch: pytest.MonkeyPatch, what: str, number: int) -> None:
-    real, real_list = io.open, os.listdir
+    real, real_list = io.open, Path.iterdir
 
     def opened(file: Any, *args: Any, **more: Any) -> Any:
         if not isinstance(file, int) and what in str(file):
             raise OSError(number, os.strerror(number), str(file))
         return real(file, *args, **more)
 
-    def listed(folder: Any) -> list[str]:
+    def listed(folder: Path) -> Iterator[Path]:
         if what in str(folder):
             raise OSError(number, os.strerror(number), str(folder))
         return real_list(folder)
 
     patch.setattr(io, "open", opened)
     patch.setattr(builtins, "open", opened)
-    patch.setattr(os, "listdir", listed)
+    patch.setattr(Path, "iterdir", listed)
 
 
 @pytest.mark.parametrize("number", PASSING, ids=errno.errorcode.get)
@@ -253,8 +254,8 @@ def test_what_cannot_be_read_for_now_is_told_and_nothing_older_is_taken(
         fails_to_open(patch, what, number)
         with pytest.raises(UnreadableError) as caught:
             checkpoints.newest()
-    assert what.split("/")[0] in str(caught.value)
-    assert ("user 0 may not" if number == errno.EACCES else os.strerror(number)) in str(caught.value)
+    assert what.split("/", maxsplit=1)[0] in str(caught.value)
+    assert (f"user {os.geteuid()} may not" if number == errno.EACCES else os.strerror(number)) in str(caught.value)
     assert names(checkpoints) == ["step-00000010", "step-00000005"]
     found = checkpoints.newest()
     assert found is not None
@@ -294,13 +295,13 @@ def test_readers_change_nothing(checkpoints: Checkpoints) -> None:
     old = checkpoints.folder / ".replaced-step-00000010"
     (checkpoints.folder / "step-00000010").rename(old)
     (checkpoints.folder / ".writing-step-00000010").mkdir()
-    before = sorted(os.listdir(checkpoints.folder))
+    before = sorted(checkpoints.folder.iterdir())
     found = checkpoints.newest()
     assert found is not None
     assert same(found[0], state_at(10))
     assert found[1:] == (old, [])
     assert [step_of(path) for path in checkpoints.saved()] == [10, 5]
-    assert sorted(os.listdir(checkpoints.folder)) == before
+    assert sorted(checkpoints.folder.iterdir()) == before
     checkpoints.save(11, state_at(11))
     assert names(checkpoints) == ["step-00000011", "step-00000010", "step-00000005"]
     assert same(load(checkpoints.folder / "step-00000010"), state_at(10))
@@ -358,7 +359,7 @@ def test_folders_of_other_names_are_somebody_elses(checkpoints: Checkpoints) -> 
     for step in range(1, 6):
         checkpoints.save(step, state_at(step))
     assert names(checkpoints) == ["step-00000005", "step-00000004", "step-00000003"]
-    left = set(os.listdir(checkpoints.folder))
+    left = {path.name for path in checkpoints.folder.iterdir()}
     assert left == {*names(checkpoints), *ODD[:-1], "latest"}
 
 

@@ -100,7 +100,7 @@ def test_what_is_no_checkpoint_is_no_row_and_what_cannot_be_read_is_told(
     assert sample.main(["mine", "--runs-dir", str(tmp_path), "--tokens", "3"]) == 0
     assert "step-00000009 is not a whole checkpoint" in capsys.readouterr().err
     assert sorted(folder.rglob("*")) == before
-    monkeypatch.setattr("os.listdir", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    monkeypatch.setattr(Path, "iterdir", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
     for words in (["ls", "mine"], ["verify", "mine"], ["export", "mine"]):
         assert shelf.main([*words, "--runs-dir", str(tmp_path)]) == 3
         assert "checkpoints cannot be read: OSError: [Errno 5] Input/output error" in capsys.readouterr().err

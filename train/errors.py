@@ -49,3 +49,7 @@ class ContactError(MusterError):
 
 class CheckpointError(MusterError):
     """A checkpoint cannot be written, or is damaged."""
+
+
+class UnreadableError(CheckpointError):
+    """A checkpoint cannot be read now, and may be good: no reason to take an older one."""

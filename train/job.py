@@ -68,7 +68,7 @@ def run(config: Config, options: LaunchOptions, me: Identity, health: Health) ->
             if folder is not None:
                 folder.release()
             raise
-        deadline.save_s = lambda: job.saver.seconds if job.saver is not None else 0.0
+        _tell(deadline, job)
         _describe(job, folder, path)
     log.info(f"{_ranks(runtime)} · {data.words}")
     outcome, code, cause = "failed", Exit.RANK_FAILED, None
@@ -147,8 +147,6 @@ def _train(job: Job, folder: RunFolder | None, path: Path) -> bool:
     job.line.start(job.progress.step)
     if job.config.train.check_replicas_every:
         check_replicas(job.objective.model, job.runtime, job.progress.step)
-    if job.progress.step >= job.steps:
-        job.progress.evaluation = loop.evaluate(job)
     finished = loop.fit(job)
     job.health.enter(Phase.ENDING, job.progress.step)
     job.line.close()
@@ -158,6 +156,18 @@ def _train(job: Job, folder: RunFolder | None, path: Path) -> bool:
     if folder is not None:
         summary.tell(job, path, finished=finished)
     return finished
+
+
+def _tell(deadline: Deadline, job: Job) -> None:
+    """What is ahead of a run, and how long it takes."""
+    saver = job.saver
+    job.deadline = deadline
+    deadline.save_s = lambda: saver.seconds if saver is not None else 0.0
+    deadline.evaluates_next = lambda: job.evaluates_after(job.progress.step + 1)
+    deadline.waits_to_save_next = lambda: (
+        saver is not None and saver.is_writing and job.saves_after(job.progress.step + 1)
+    )
+    deadline.steps_an_evaluation = len(job.data.val) / job.config.batch.global_size
 
 
 def _settings(config: Config) -> dict[str, str]:

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 import torch
 
 from train.data import evaluation_batches
+from train.deadline import CHECK, EVALUATION
 from train.meter import Meter, Step
 from train.models import count_correct
 from train.optim import learning_rate, scale_and_clip
@@ -26,9 +27,7 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
     pending: Step | None = None
     stopping = False
     meter = Meter(job)
-    if _every(config.train.eval_every, progress.step) and progress.evaluated_step < progress.step < job.steps:
-        meter.note_evaluation(evaluate(job))  # the run was stopped before it came to that
-        meter.restart()
+    _make_up(job, meter)
     job.health.enter(Phase.FIRST_STEP, progress.step)
 
     for window in job.batches.windows(progress.step, job.steps):
@@ -75,15 +74,16 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
             stopping = meter.note(pending)
         pending = Step(tally, lr, norm if is_logged else None)
         is_last_step = stopping or step == job.steps
-        evaluates = step == job.steps or (not stopping and _every(config.train.eval_every, step))
-        saves = is_last_step or _every(config.train.save_every, step)
+        evaluates = not stopping and job.evaluates_after(step)
+        saves = is_last_step or job.saves_after(step)
         if evaluates or saves:
             stopping = meter.note(pending) or stopping
             pending = None
-            if stopping:  # time may be short: no evaluation
-                is_last_step, saves, evaluates = True, True, step == job.steps
+            if stopping:  # time may be short: the evaluation is made up when the run goes on
+                is_last_step, saves, evaluates = True, True, False
         if config.train.check_replicas_every and (is_last_step or _every(config.train.check_replicas_every, step)):
-            check_replicas(job.objective.model, runtime, step)
+            with job.deadline.aside(CHECK):
+                check_replicas(job.objective.model, runtime, step)
         if evaluates:
             progress.evaluation = evaluate(job)
             meter.note_evaluation(progress.evaluation)
@@ -93,10 +93,31 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
             meter.restart()
         if is_last_step:
             break
-    return progress.step == job.steps
+    return job.is_through()
+
+
+def _make_up(job: Job, meter: Meter) -> None:
+    """The evaluation before which the run was stopped; of a run that is through, once more what it has come to."""
+    progress = job.progress
+    if progress.step == 0 or not job.evaluates_after(progress.step):
+        return
+    if job.is_through():
+        progress.evaluation = evaluate(job)
+    elif progress.evaluated_step < progress.step:
+        progress.evaluation = evaluate(job)
+        meter.note_evaluation(progress.evaluation)
+        if job.is_through():
+            save(job)
+    meter.restart()
 
 
 def evaluate(job: Job) -> Evaluation:
+    """Mean loss over the validation set; see `_evaluate`, which is timed here."""
+    with job.deadline.aside(EVALUATION):
+        return _evaluate(job)
+
+
+def _evaluate(job: Job) -> Evaluation:
     """Mean loss over the validation set, each sample once, shared out over all ranks.
 
     The bare model runs, without the strategy's wrapper: a rank with fewer samples, or none, keeps nobody waiting.

@@ -14,6 +14,7 @@ from train.options import LaunchOptions
 from train.progress import log
 from train.run_folder import RunFolder, refuse_other_config
 from train.saver import Saver
+from train.sharing import share
 from train.state import Job, restore
 
 
@@ -37,7 +38,7 @@ def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
     problem = job.runtime.broadcast(problem)
     if problem:
         raise UsageError(f"--resume {options.resume}: {problem}".splitlines())
-    state = checkpoint.share(found, job.runtime)
+    state = share(found, job.runtime)
     if state is not None:
         try:
             restore(job, state)
@@ -64,10 +65,7 @@ def _find_state(job: Job, options: LaunchOptions, folder: RunFolder, checkpoints
         newest = checkpoints.newest()
         if newest is None:
             return None
-        state, path, damaged = newest
-        for words in damaged:
-            log.warning(f"{words}; taking {path.name} instead")
-        name = f"run {folder.run_id}"
+        state, name = _named(newest), f"run {folder.run_id}"
     else:
         state, name = _given_state(Path(options.resume)), options.resume
     refuse_other_config(state["config"], job.config, name, options.resume_allow)
@@ -91,9 +89,17 @@ def _allows_other_data(allowed: Sequence[str]) -> bool:
 def _given_state(given: Path) -> State:
     if (given / "checkpoints").is_dir():
         given = given / "checkpoints"
-    if (given / "manifest.json").exists():
+    if (given / "manifest.json").exists() or (given / "state.pt").exists():
         return checkpoint.load(given)
     newest = Checkpoints(given, keep=1).newest()
     if newest is None:
         raise UsageError(f"{given} is neither a checkpoint nor a run folder that holds one (nor the word auto or none)")
-    return newest[0]
+    return _named(newest)
+
+
+def _named(newest: tuple[State, Path, list[str]]) -> State:
+    """The state; what had to be passed over is named."""
+    state, path, damaged = newest
+    for words in damaged:
+        log.warning(f"{words}; taking {path.name} instead")
+    return state

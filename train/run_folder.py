@@ -11,7 +11,6 @@ import json
 import os
 import re
 import secrets
-import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
@@ -44,9 +43,11 @@ class RunFolder:
         self._is_new = not (path / "environment.json").exists()
 
     def release(self) -> None:
-        """Leave it as it was found: nothing has been started. A new one goes."""
+        """Leave it as it was found: nothing has been started. A new one goes, unless somebody has put things there."""
         if self._is_new:
-            shutil.rmtree(self.path, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                (self.path / ".lock").unlink()
+                self.path.rmdir()
         self._lock.close()
 
     @property
@@ -129,12 +130,12 @@ def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -
         path = runs / (run_id or _new_id(config))
         path.mkdir(parents=True, exist_ok=True)
         lock = _try_lock(path)
+        if lock is not None:
+            return RunFolder(path, lock)
+        holder = (path / ".lock").read_text(errors="replace").strip()
     except OSError as error:
         raise UsageError(f"--runs-dir: cannot write a run folder in {runs.absolute()}: {error}") from None
-    if lock is None:
-        holder = (path / ".lock").read_text(errors="replace").strip()
-        raise UsageError(f"--run-id: run {path.name} is in use by {holder}: stop that job, or give another --run-id")
-    return RunFolder(path, lock)
+    raise UsageError(f"--run-id: run {path.name} is in use by {holder}: stop that job, or give another --run-id")
 
 
 def _own_part(runs: Path, suggested_id: str | None, config: Config) -> str | None:

@@ -40,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         print(*error.problems, sep="\n", file=sys.stderr)
         return Exit.USAGE
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return Exit.PREFLIGHT
     return Exit.FINISHED

@@ -51,6 +51,7 @@ class Saver:
         self._failures = 0
         self._last_error: CheckpointError | NonFiniteError | None = None
         self._slowest_s: float | None = None
+        self._began_s = 0.0
 
     @property
     def is_writing(self) -> bool:
@@ -59,10 +60,11 @@ class Saver:
 
     @property
     def seconds(self) -> float:
-        """How long a save may take, from copy to disk: the slowest one yet; a guess before the first."""
+        """How long a save may take, from copy to disk: the slowest one yet, be it still at it; a guess before that."""
+        so_far_s = time.perf_counter() - self._began_s if self.is_writing else 0.0
         if self._slowest_s is not None:
-            return self._slowest_s
-        return 1.0 + max(self._expected_bytes, self._snapshot.bytes) / _GUESSED_BYTES_A_S
+            return max(self._slowest_s, so_far_s)
+        return max(1.0 + max(self._expected_bytes, self._snapshot.bytes) / _GUESSED_BYTES_A_S, so_far_s)
 
     def save(self, step: int, state: State, patience_s: float | None = None) -> bool:
         """Take a copy and have it written.
@@ -92,6 +94,7 @@ class Saver:
         self._raise_what_ends_the_run()
         snapshot = self._snapshot.take(state)
         stall_s = time.perf_counter() - began_s
+        self._began_s = began_s
         self._writing = self._writer.submit(self._write, step, snapshot, stall_s)
         return True
 

@@ -20,7 +20,8 @@ _EPILOG = """examples:
   python -m train checkpoints export my-run --output weights.safetensors
   python -m train checkpoints export my-run --step 400
 
-Exit code: 0, 2 where there is no such run or checkpoint, 3 where one is damaged."""
+Exit code: 0, 2 where there is no such run or checkpoint, 3 where one is damaged
+or cannot be read. Nothing in the run's folder is changed, and the run may go on meanwhile."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -44,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         print(*error.problems, sep="\n", file=sys.stderr)
         return Exit.USAGE
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         print(error, file=sys.stderr)
         return Exit.PREFLIGHT
 
@@ -59,7 +60,7 @@ def folder_of(run: str, runs_dir: str) -> Path:
 
 def chosen(folder: Path, step: int | None) -> tuple[dict[str, Any], Path]:
     """The state of a step, or of the newest whole checkpoint, and its folder. Raises UsageError, CheckpointError."""
-    from train.checkpoint import Checkpoints, load
+    from train.checkpoint import Checkpoints, load, step_of
 
     checkpoints = Checkpoints(folder / "checkpoints", keep=1)
     if step is None:
@@ -70,30 +71,45 @@ def chosen(folder: Path, step: int | None) -> tuple[dict[str, Any], Path]:
         for words in damaged:
             print(f"{words}; taking {path.name} instead", file=sys.stderr)
         return state, path
-    path = checkpoints.folder / f"step-{step:08}"
-    if not path.exists():
-        there = ", ".join(str(int(found.name[5:])) for found in checkpoints.saved()) or "none"
-        raise UsageError(f"--step {step}: run {folder.name} has no checkpoint of it; there are: {there}")
-    return load(path), path
+    there = {step_of(path): path for path in checkpoints.saved()}
+    if step not in there:
+        steps = ", ".join(map(str, there)) or "none"
+        raise UsageError(f"--step {step}: run {folder.name} has no checkpoint of it; there are: {steps}")
+    return load(there[step]), there[step]
 
 
 def _ls(folder: Path) -> int:
-    from train.checkpoint import Checkpoints
+    from train.checkpoint import Checkpoints, step_of
 
-    latest = folder / "checkpoints" / "latest"
-    newest = latest.read_text().strip() if latest.exists() else ""
+    try:
+        newest = (folder / "checkpoints" / "latest").read_text(errors="replace").strip()
+    except OSError:
+        newest = ""
     print(f"{'step':>10}  {'MB':>9}  saved")
     for path in reversed(list(Checkpoints(folder / "checkpoints", keep=1).saved())):
-        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
-        saved = time.strftime("%F %T", time.localtime(path.stat().st_mtime))
         mark = "  latest" if path.name == newest else ""
-        lacks = "" if (path / "manifest.json").exists() else "  no manifest: damaged"
-        print(f"{int(path.name[5:]):>10}  {size / 1e6:>9,.1f}  {saved}{mark}{lacks}")
+        facts = _facts(path, mark)
+        if facts:
+            print(f"{step_of(path):>10}  {facts}")
     return Exit.FINISHED
 
 
+def _facts(path: Path, mark: str) -> str:
+    """A checkpoint's size, time and what it plainly lacks; nothing where a job at work has removed it just now."""
+    from train.disk import in_words, is_gone
+
+    try:
+        saved = time.strftime("%F %T", time.localtime(path.stat().st_mtime))
+        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        lacks = "" if (path / "manifest.json").exists() else "  no manifest: damaged"
+    except OSError as error:
+        return "" if is_gone(path) else f"{'?':>9}  {in_words(error)}"
+    return f"{size / 1e6:>9,.1f}  {saved}{mark}{lacks}"
+
+
 def _verify(folder: Path) -> int:
-    from train.checkpoint import Checkpoints, verify
+    from train.checkpoint import Checkpoints, name_of, step_of, verify
+    from train.disk import is_gone
 
     code = Exit.FINISHED
     found = list(Checkpoints(folder / "checkpoints", keep=1).saved())
@@ -102,9 +118,11 @@ def _verify(folder: Path) -> int:
     for path in reversed(found):
         try:
             verify(path)
-            print(f"{path.name}: whole")
+            print(f"{name_of(step_of(path))}: whole")
         except CheckpointError as error:
-            print(f"{path.name}: {error}")
+            if is_gone(path):  # a job at work has removed it
+                continue
+            print(f"{name_of(step_of(path))}: {error}")
             code = Exit.PREFLIGHT
     return code
 
@@ -113,8 +131,10 @@ def _export(folder: Path, step: int | None, output: str | None) -> int:
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    from train.checkpoint import name_of, step_of
+
     state, path = chosen(folder, step)
-    target = Path(output or f"{folder.name}-{path.name}.safetensors")
+    target = Path(output or f"{folder.name}-{name_of(step_of(path))}.safetensors")
     weights = {name: tensor.clone().contiguous() for name, tensor in state["model"].items()}  # tied ones are two here
     about = {"config": json.dumps(state["config"]), "step": str(state["progress"]["step"]), "format": "pt"}
     try:

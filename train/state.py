@@ -11,6 +11,7 @@ import torch
 from train.checkpoint import State
 from train.config import Config
 from train.data import Batches, Data, Order
+from train.deadline import SAVE, Deadline
 from train.health import Health
 from train.metrics import Metrics, SampleLog
 from train.models import Objective
@@ -75,6 +76,20 @@ class Job:
     progress: Progress = field(default_factory=Progress)
     health: Health = field(default_factory=Health)
     """What this rank is doing, and its word to the node agent."""
+    deadline: Deadline = field(default_factory=lambda: Deadline(None))
+    """Of rank 0; the others never meet one."""
+
+    def evaluates_after(self, step: int) -> bool:
+        """Whether a step is to be followed by an evaluation: the last one always."""
+        return step == self.steps or _every(self.config.train.eval_every, step)
+
+    def saves_after(self, step: int) -> bool:
+        """Whether a step is to be saved."""
+        return step == self.steps or _every(self.config.train.save_every, step)
+
+    def is_through(self) -> bool:
+        """Whether the last step is done, and evaluated."""
+        return self.progress.step == self.progress.evaluated_step == self.steps
 
     def end_step(self) -> None:
         """A step is done; after the first one, the time-out of every step counts."""
@@ -82,6 +97,10 @@ class Job:
         if self.health.phase is not Phase.STEP:
             self.runtime.end_first_step()
             self.health.enter(Phase.STEP, self.progress.step)
+
+
+def _every(period: int, step: int) -> bool:
+    return period > 0 and step % period == 0
 
 
 def state_of(job: Job) -> State:
@@ -116,6 +135,12 @@ def restore(job: Job, state: State) -> None:
 
 
 def save(job: Job, *, wait: bool = True) -> None:
+    """Write a checkpoint; see `_save`, which is timed here."""
+    with job.deadline.aside(SAVE):
+        _save(job, wait=wait)
+
+
+def _save(job: Job, *, wait: bool) -> None:
     """Write a checkpoint on rank 0. A failed one is a warning: training goes on.
 
     Args:

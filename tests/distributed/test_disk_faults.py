@@ -7,7 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -106,13 +107,21 @@ def test_a_folder_that_has_become_read_only_is_told_and_what_was_saved_is_taken_
     assert json.loads((runs / "r" / "verdict.json").read_text())["outcome"] == "finished"
 
 
-def test_a_checkpoint_of_somebody_else_is_named_with_its_owner_and_the_one_before_is_taken(tmp_path: Path) -> None:
-    runs = tmp_path / "runs"
+@pytest.fixture
+def open_to_all() -> Iterator[Path]:
+    """A folder that other users reach: pytest's own is closed to them."""
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        yield Path(name)
+
+
+def test_a_checkpoint_of_somebody_else_is_named_with_its_owner_and_goes_on_when_it_is_given_back(
+    open_to_all: Path,
+) -> None:
+    """It may be good: to take the one before would cost ten steps, and in the end this one as well."""
+    runs = open_to_all / "runs"
     assert run(runs, "--train.steps", "20").returncode == 0
     (runs / "r" / "verdict.json").unlink()
-    for path in (tmp_path, *tmp_path.parents):
-        if path.stat().st_uid == 0 and path != Path("/"):
-            path.chmod(path.stat().st_mode | 0o005)
     for path in [runs, *runs.rglob("*")]:
         os.chown(path, 4321, 4321)
     file = runs / "r" / "checkpoints" / "step-00000020" / "state.pt"
@@ -121,6 +130,32 @@ def test_a_checkpoint_of_somebody_else_is_named_with_its_owner_and_the_one_befor
     user = ["setpriv", "--reuid", "4321", "--regid", "4321", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all"]
     done = run(runs, prefix=user)
     said = done.stdout + done.stderr
-    assert f"user 4321 may not touch {file} (it belongs to user 0)" in said
-    assert "taking step-00000010 instead" in said
+    assert f"user 4321 may not touch {file} (it belongs to user 0): start the job as its owner, or chown it" in said
+    assert "no older one is taken" in said
+    assert done.returncode == 2, said
+    assert "Traceback" not in said
+    assert saved(runs) == ["step-00000010", "step-00000020"]
+    os.chown(file, 4321, 4321)
+    done = run(runs, prefix=user)
+    said = done.stdout + done.stderr
+    assert "going on from step 20 of 40" in said
     assert done.returncode == 0, said
+
+
+def test_a_bad_sector_in_the_newest_is_told_and_it_goes_on_from_the_one_before_when_that_is_given_up(
+    tmp_path: Path,
+) -> None:
+    """A real EIO: /proc/PID/mem cannot be read at its beginning. Nothing of it is judged damaged."""
+    runs = tmp_path / "runs"
+    assert run(runs, "--train.steps", "20").returncode == 0
+    (runs / "r" / "verdict.json").unlink()
+    newest = runs / "r" / "checkpoints" / "step-00000020"
+    done = run(runs, before=f'mount --bind /proc/$$/mem "{newest}/state.pt"')
+    said = done.stdout + done.stderr
+    assert f"{newest} cannot be read, but may be good: OSError: [Errno 5] Input/output error" in said
+    assert done.returncode == 2, said
+    assert saved(runs) == ["step-00000010", "step-00000020"]
+    newest.rename(tmp_path / "given up")
+    done = run(runs)
+    assert "going on from step 10 of 40" in done.stdout + done.stderr
+    assert done.returncode == 0

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import ROOT, clean_environment
-from train.checks import drill
+from train.checks import drill, same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -117,6 +117,44 @@ def test_a_time_limit_with_no_signal_is_kept_and_nothing_done_is_lost(tmp_path: 
     assert int(newest.removeprefix("step-")) == verdict["step"] == rows(tmp_path / "limited")[-1]["step"] > 0
 
 
+SLOW_TO_EVALUATE = """
+import time, torch
+from torch.utils.data import TensorDataset
+def data():
+    x = torch.randn(64, 4, generator=torch.Generator().manual_seed(0))
+    return TensorDataset(x, x[:, :1]), TensorDataset(x[:8], x[:8, :1])
+class Slow(torch.nn.Linear):
+    def forward(self, x):
+        time.sleep(0.05 if self.training else 8.0)
+        return super().forward(x)
+def model():
+    return Slow(4, 1)
+"""
+
+
+def test_an_evaluation_that_would_not_end_in_time_is_not_begun_be_the_last_one_ever_so_many_steps_ago(
+    tmp_path: Path,
+) -> None:
+    """Nearly all the time goes into evaluations: the limit would come in one of them."""
+    (tmp_path / "own_slow.py").write_text(SLOW_TO_EVALUATE)
+    began_s = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", "train", "node", "--standalone", "--nproc-per-node", "1", "--run-id", "slow",
+         "--runs-dir", str(tmp_path), "--time-limit-s", "45", "--", "run", "--strategy.name=baseline",
+         "--data.name=own_slow:data", "--model.name=own_slow:model", "--batch.global_size=8",
+         "--train.steps=100000", "--train.eval_every=30", "--train.save_every=0", "--train.log_every=1"],
+        cwd=ROOT, env=clean_environment(PYTHONPATH=f"{tmp_path}:{ROOT}"), capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    took_s = time.monotonic() - began_s
+    assert done.returncode == 75, done.stdout + done.stderr
+    assert took_s < 45, done.stdout
+    found = rows(tmp_path / "slow")
+    newest = (tmp_path / "slow" / "checkpoints" / "latest").read_text().strip()
+    assert int(newest.removeprefix("step-")) == found[-1]["step"] > 30
+    assert [row["step"] for row in found if "eval_loss" in row][:1] == [30]
+
+
 def test_a_rank_alone_keeps_the_time_limit_of_its_slurm_job(tmp_path: Path) -> None:
     env = clean_environment(SLURM_JOB_END_TIME=str(int(time.time()) + 25))
     done = subprocess.run(
@@ -169,27 +207,27 @@ def _edit(path: Path, line: int, change: Callable[[dict[str, Any]], object]) -> 
 
 
 def test_what_differs_is_found(run_folder: Path, tmp_path: Path) -> None:
-    drill.compare(run_folder, _twin(run_folder, tmp_path / "same"), 2)
+    same.compare(run_folder, _twin(run_folder, tmp_path / "same"), 2)
     other = _twin(run_folder, tmp_path / "loss")
     _edit(other / "metrics.jsonl", 5, lambda row: row.update(loss=row["loss"] + 1e-9))
-    with pytest.raises(drill.NotTheSameError, match=r"rows of metrics\.jsonl"):
-        drill.compare(run_folder, other, 2)
+    with pytest.raises(same.NotTheSameError, match=r"rows of metrics\.jsonl"):
+        same.compare(run_folder, other, 2)
     other = _twin(run_folder, tmp_path / "ids")
     _edit(other / "samples" / "rank1.jsonl", 7, lambda row: row["ids"].reverse())
-    with pytest.raises(drill.NotTheSameError, match="rank 1 did not see the same samples"):
-        drill.compare(run_folder, other, 2)
+    with pytest.raises(same.NotTheSameError, match="rank 1 did not see the same samples"):
+        same.compare(run_folder, other, 2)
     twice = _twin(run_folder, tmp_path / "twice")
     _edit(
         twice / "samples" / "rank0.jsonl",
         3,
         lambda row: row["ids"].__setitem__(0, rows(twice, "samples/rank0.jsonl")[0]["ids"][0]),
     )
-    with pytest.raises(drill.NotTheSameError, match="came twice in epoch 0"):
-        drill.count_samples(twice, 2)
+    with pytest.raises(same.NotTheSameError, match="came twice in epoch 0"):
+        same.count_samples(twice, 2)
     short = _twin(run_folder, tmp_path / "short")
     _edit(short / "samples" / "rank0.jsonl", 3, lambda row: row["ids"].pop())
-    with pytest.raises(drill.NotTheSameError, match="epoch 0 had 1437 of 1438 samples"):
-        drill.count_samples(short, 2)
+    with pytest.raises(same.NotTheSameError, match="epoch 0 had 1437 of 1438 samples"):
+        same.count_samples(short, 2)
     import torch
 
     from train.checkpoint import Checkpoints
@@ -201,5 +239,5 @@ def test_what_differs_is_found(run_folder: Path, tmp_path: Path) -> None:
     weight = next(iter(found[0]["model"].values()))
     weight.view(-1)[0] = torch.nextafter(weight.view(-1)[0], torch.tensor(9.0))
     checkpoints.save(130, found[0])
-    with pytest.raises(drill.NotTheSameError, match="final checkpoints of one and bit differ"):
-        drill.compare(run_folder, bit, 2)
+    with pytest.raises(same.NotTheSameError, match="final checkpoints of one and bit differ"):
+        same.compare(run_folder, bit, 2)

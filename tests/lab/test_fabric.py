@@ -21,7 +21,7 @@ import torch
 from tests.lab.cluster import need_lab
 from tests.lab.launches import SAVES, SMALL, Launch, Site, alone, site, until
 from tests.ranks import weights_digest
-from train.checks import drill
+from train.checks import same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
 
@@ -337,7 +337,7 @@ def test_a_drill_of_random_faults_ends_with_the_bits_of_an_untouched_run(two: Si
     launch = done(two, "launch", *command)
     assert launch.process.returncode == 0, f"{dealt}\n{launch.output}"
     assert "going on from step" in launch.output
-    drill.compare(untouched, two.results / "drill", 4)
+    same.compare(untouched, two.results / "drill", 4)
 
 
 def test_words_with_quotes_and_dollars_are_words(two: Site, tmp_path: Path) -> None:

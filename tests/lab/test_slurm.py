@@ -15,7 +15,7 @@ import pytest
 from tests.container.conftest import IMAGE
 from tests.lab.cluster import need_lab
 from tests.lab.slurms import NODES, SETTINGS, Slurm, fetch, site
-from train.checks import drill
+from train.checks.same import compare
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -144,7 +144,7 @@ def test_a_drill_of_random_faults_ends_with_the_bits_of_an_untouched_run(slurm: 
         job = job if ended == "RESTARTED" else submit()
     assert slurm.end(job, 400) == "COMPLETED", f"{dealt}\n{slurm.log(job)}"
     assert len(dealt) >= 5, dealt
-    drill.compare(
+    compare(
         fetch(slurm, "/tmp/untouched", tmp_path / "untouched"),
         fetch(slurm, "/var/lib/muster/runs/drill", tmp_path / "drill"), 4,
     )  # fmt: skip

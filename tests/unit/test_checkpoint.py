@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import hashlib
+import io
 import json
 import os
 import shutil
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -15,9 +18,10 @@ import pytest
 import torch
 from torch import nn
 
-from train.checkpoint import Checkpoints, State, load, share
-from train.errors import CheckpointError
+from train.checkpoint import Checkpoints, State, load, step_of
+from train.errors import CheckpointError, UnreadableError
 from train.runtime import Runtime
+from train.sharing import share
 
 
 def state_at(step: int) -> State:
@@ -198,6 +202,167 @@ def test_a_checkpoint_that_asks_to_be_trusted_is_refused_in_words(checkpoints: C
         load(path)
 
 
+def test_each_flipped_bit_of_a_manifest_is_found_or_means_nothing(checkpoints: Checkpoints) -> None:
+    path = checkpoints.save(5, state_at(5))
+    manifest = path / "manifest.json"
+    whole = manifest.read_bytes()
+    found = 0
+    for at in range(8 * len(whole)):
+        content = bytearray(whole)
+        content[at // 8] ^= 1 << at % 8
+        manifest.write_bytes(content)
+        try:
+            assert same(load(path), state_at(5))
+        except CheckpointError as error:
+            assert type(error) is CheckpointError  # damage, told as such
+            found += 1
+    assert found > 8 * 64  # the hash alone has so many bits
+
+
+# What cannot be read is not damaged
+
+
+PASSING = [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE]
+
+
+def fails_to_open(patch: pytest.MonkeyPatch, what: str, number: int) -> None:
+    real, real_list = io.open, Path.iterdir
+
+    def opened(file: Any, *args: Any, **more: Any) -> Any:
+        if not isinstance(file, int) and what in str(file):
+            raise OSError(number, os.strerror(number), str(file))
+        return real(file, *args, **more)
+
+    def listed(folder: Path) -> Iterator[Path]:
+        if what in str(folder):
+            raise OSError(number, os.strerror(number), str(folder))
+        return real_list(folder)
+
+    patch.setattr(io, "open", opened)
+    patch.setattr(builtins, "open", opened)
+    patch.setattr(Path, "iterdir", listed)
+
+
+@pytest.mark.parametrize("number", PASSING, ids=errno.errorcode.get)
+@pytest.mark.parametrize("what", ["step-00000010/manifest.json", "step-00000010/state.pt", "checkpoints"])
+def test_what_cannot_be_read_for_now_is_told_and_nothing_older_is_taken(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, what: str
+) -> None:
+    for step in (5, 10):
+        checkpoints.save(step, state_at(step))
+    with monkeypatch.context() as patch:
+        fails_to_open(patch, what, number)
+        with pytest.raises(UnreadableError) as caught:
+            checkpoints.newest()
+    assert what.split("/", maxsplit=1)[0] in str(caught.value)
+    assert (f"user {os.geteuid()} may not" if number == errno.EACCES else os.strerror(number)) in str(caught.value)
+    assert names(checkpoints) == ["step-00000010", "step-00000005"]
+    found = checkpoints.newest()
+    assert found is not None
+    assert found[1].name == "step-00000010"
+
+
+def test_too_little_memory_to_load_the_newest_is_no_reason_to_take_an_older_one(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for step in (5, 10):
+        checkpoints.save(step, state_at(step))
+    real = torch.load
+
+    def short(path: Path, **more: Any) -> Any:
+        if "step-00000010" in str(path):
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
+        return real(path, **more)
+
+    monkeypatch.setattr(torch, "load", short)
+    with pytest.raises(UnreadableError, match=r"step-00000010 cannot be read, but may be good: .*allocate memory"):
+        checkpoints.newest()
+
+
+def test_a_link_to_a_disk_that_is_not_there_is_no_empty_folder(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    checkpoints.folder.symlink_to(tmp_path / "mount" / "checkpoints")
+    with pytest.raises(UnreadableError, match="leads nowhere: is its disk mounted"):
+        checkpoints.newest()
+
+
+# Read beside a job at work
+
+
+def test_readers_change_nothing(checkpoints: Checkpoints) -> None:
+    """A save of step 10 anew is between its two renames: the one of before is what counts until then."""
+    for step in (5, 10):
+        checkpoints.save(step, state_at(step))
+    old = checkpoints.folder / ".replaced-step-00000010"
+    (checkpoints.folder / "step-00000010").rename(old)
+    (checkpoints.folder / ".writing-step-00000010").mkdir()
+    before = sorted(checkpoints.folder.iterdir())
+    found = checkpoints.newest()
+    assert found is not None
+    assert same(found[0], state_at(10))
+    assert found[1:] == (old, [])
+    assert [step_of(path) for path in checkpoints.saved()] == [10, 5]
+    assert sorted(checkpoints.folder.iterdir()) == before
+    checkpoints.save(11, state_at(11))
+    assert names(checkpoints) == ["step-00000011", "step-00000010", "step-00000005"]
+    assert same(load(checkpoints.folder / "step-00000010"), state_at(10))
+    assert not list(checkpoints.folder.glob(".*"))
+
+
+def test_a_reader_whose_checkpoint_is_removed_meanwhile_takes_the_one_that_came(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
+    checkpoints.save(5, state_at(5))
+    real = hashlib.file_digest
+    saving = [10, 15, 20]
+
+    def overtaken(*args: Any) -> Any:
+        if saving:
+            Checkpoints(checkpoints.folder, keep=1).save(step := saving.pop(0), state_at(step))
+        return real(*args)
+
+    class Late:
+        """Each reading of a file is overtaken by a save, which removes that file's folder."""
+
+        file_digest = staticmethod(overtaken)
+
+    monkeypatch.setattr("train.disk.hashlib", Late)
+    found = checkpoints.newest()
+    assert found is not None
+    assert (found[1].name, found[2]) == ("step-00000020", [])
+
+
+def test_a_checkpoint_goes_by_its_name_first(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kill in the middle of removing an old one leaves nothing that looks damaged."""
+    for step in (5, 10, 15):
+        checkpoints.save(step, state_at(step))
+    seen = []
+    real = shutil.rmtree
+
+    def noted(path: Path, **more: Any) -> None:
+        seen.append((Path(path).name, sorted(names(checkpoints))))
+        real(path, **more)
+
+    monkeypatch.setattr(shutil, "rmtree", noted)
+    checkpoints.save(20, state_at(20))
+    assert seen == [(".removing-step-00000005", ["step-00000010", "step-00000015", "step-00000020"])]
+
+
+ODD = ["step-12x", "step-00000010.bak", "step-5", "step-²", "step--1", "step-", ".replaced-step-x"]
+
+
+def test_folders_of_other_names_are_somebody_elses(checkpoints: Checkpoints) -> None:
+    checkpoints.folder.mkdir()
+    for name in ODD:
+        (checkpoints.folder / name).mkdir()
+    assert checkpoints.newest() is None
+    for step in range(1, 6):
+        checkpoints.save(step, state_at(step))
+    assert names(checkpoints) == ["step-00000005", "step-00000004", "step-00000003"]
+    left = {path.name for path in checkpoints.folder.iterdir()}
+    assert left == {*names(checkpoints), *ODD[:-1], "latest"}
+
+
 # Interrupted
 
 
@@ -270,6 +435,8 @@ def test_everything_is_on_the_disk_before_it_gets_its_name(
     at = events.index("rename .writing-step-00000005 to step-00000005")
     assert {"sync state.pt", "sync manifest.json", "sync .writing-step-00000005"} <= set(events[:at])
     assert "sync checkpoints" in events[at:]  # and the name itself, after
+    # A new folder has a name in the one above it, which may be new as well.
+    assert {f"sync {folder.name}" for folder in list(checkpoints.folder.absolute().parents)[:-1]} <= set(events)
 
 
 def full_disk(kind: str) -> Any:

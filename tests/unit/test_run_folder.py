@@ -271,6 +271,15 @@ def test_a_new_folder_of_a_refused_job_goes_and_an_old_one_stays(runs: Path) -> 
     assert (again.path / "config.yaml").exists()
 
 
+def test_what_somebody_has_put_into_a_folder_stays_though_the_job_is_refused(runs: Path) -> None:
+    kept = runs / "copied" / "checkpoints" / "step-00000005" / "state.pt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("days of work")
+    opened(runs, run_id="copied").release()
+    assert kept.read_text() == "days of work"
+    assert not (runs / "copied" / ".lock").exists()
+
+
 def test_another_job_of_the_same_allocation_gets_a_name_of_its_own(runs: Path) -> None:
     folder = opened(runs, suggested="slurm-7")
     folder.describe(CONFIG, {"config_digest": CONFIG.digest()})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -68,6 +70,40 @@ def test_verify_names_what_is_damaged(runs: Path, tmp_path: Path, capsys: pytest
     )
     assert shelf.main(["export", "mine", "--runs-dir", str(tmp_path), "--step", "4"]) == 3
     assert "is damaged" in capsys.readouterr().err
+
+
+def test_what_is_no_checkpoint_is_no_row_and_what_cannot_be_read_is_told(
+    runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subprocess.run(["cp", "-r", runs / "mine", tmp_path], check=True)
+    folder = tmp_path / "mine" / "checkpoints"
+    for name in ("step-12x", "step-00000004.bak", "step-²", "step-1"):
+        (folder / name).mkdir()
+    shutil.rmtree(folder / "step-00000002")
+    (folder / "step-00000002").write_text("a file")
+    (folder / "latest").write_bytes(b"\xff")
+    (folder / "step-00000005").rename(folder / ".replaced-step-00000005")  # as a save of step 5 anew leaves it killed
+    (folder / "step-00000009").symlink_to(tmp_path / "nowhere")
+    before = sorted(folder.rglob("*"))
+    assert shelf.main(["ls", "mine", "--runs-dir", str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["step", "2", "4", "5", "9"]
+    assert "NotADirectoryError" in lines[1]
+    assert lines[4].split() == ["9", "?", "it", "has", "no", "step-00000009"]
+    assert shelf.main(["verify", "mine", "--runs-dir", str(tmp_path)]) == 3
+    said = capsys.readouterr().out.splitlines()
+    assert [line.split(":")[0] for line in said] == [f"step-0000000{step}" for step in (2, 4, 5, 9)]
+    assert [line.endswith(": whole") for line in said] == [False, True, True, False]
+    monkeypatch.chdir(tmp_path)
+    assert shelf.main(["export", "mine", "--runs-dir", str(tmp_path), "--step", "5"]) == 0
+    assert (tmp_path / "mine-step-00000005.safetensors").exists()
+    assert sample.main(["mine", "--runs-dir", str(tmp_path), "--tokens", "3"]) == 0
+    assert "step-00000009 is not a whole checkpoint" in capsys.readouterr().err
+    assert sorted(folder.rglob("*")) == before
+    monkeypatch.setattr(Path, "iterdir", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, "Input/output error")))
+    for words in (["ls", "mine"], ["verify", "mine"], ["export", "mine"]):
+        assert shelf.main([*words, "--runs-dir", str(tmp_path)]) == 3
+        assert "checkpoints cannot be read: OSError: [Errno 5] Input/output error" in capsys.readouterr().err
 
 
 def test_export_has_the_weights_and_sample_uses_them(

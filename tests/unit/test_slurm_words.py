@@ -15,7 +15,7 @@ import pytest
 
 from tests.ranks import ROOT, clean_environment
 from train.errors import UsageError
-from train.launch import options, slurm
+from train.launch import options, slurm, slurm_facts
 from train.launch.topology import Host, make_plan
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm.txt"
@@ -182,9 +182,9 @@ def test_a_job_takes_the_cores_that_all_its_hosts_have_and_knows_its_end() -> No
     assert found.cpus == 4
     assert found.device == "cpu"
     assert found.ends_s == time.mktime((2022, 2, 1, 11, 0, 0, 0, 0, -1))
-    assert slurm.end_of({"SLURM_JOB_END_TIME": "5"}, SHOWN) == 5
-    assert slurm.end_of({}, SHOWN.replace("TimeLimit=01:00:00", "TimeLimit=UNLIMITED")) is None
-    assert slurm.end_of({}, "") is None
+    assert slurm_facts.end_of({"SLURM_JOB_END_TIME": "5"}, SHOWN) == 5
+    assert slurm_facts.end_of({}, SHOWN.replace("TimeLimit=01:00:00", "TimeLimit=UNLIMITED")) is None
+    assert slurm_facts.end_of({}, "") is None
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
@@ -222,7 +222,7 @@ def test_what_the_batch_script_calls_needs_no_package_and_no_new_python() -> Non
     """Compute nodes' own Python may be old: Red Hat 9 has 3.9."""
     import ast
 
-    for name in ("slurm", "slurm_after", "slurm_check"):
+    for name in ("slurm", "slurm_after", "slurm_check", "slurm_facts"):
         show = "print([name for name in sys.modules if name.split('.')[0] in ('yaml', 'torch', 'hostlist')])"
         words = [sys.executable, "-S", "-c", f"import sys, train.launch.{name}; {show}"]
         assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -82,6 +82,7 @@ muster_settings() {
         fi
     done
     : "${MUSTER_RUNS_DIR:=$SLURM_SUBMIT_DIR/runs}" "${MUSTER_RUN_ID:=slurm-$muster_job}" "${MUSTER_MAX_RESTARTS:=100}"
+    [[ $MUSTER_RUNS_DIR = /* ]] || MUSTER_RUNS_DIR=$PWD/$MUSTER_RUNS_DIR # for a container's client it would be a volume
     export MUSTER_HOME MUSTER_RUNS_DIR MUSTER_RUN_ID MUSTER_MAX_RESTARTS
 }
 

@@ -182,6 +182,13 @@ def test_a_grace_that_the_signal_does_not_leave_is_told_with_the_numbers(job: Jo
     assert "signalled 60 s before" in job.run(MUSTER_GRACE_S="40", SBATCH_SIGNAL="B:USR2@60").said
 
 
+def test_a_run_folder_is_the_same_from_every_folder(job: Job) -> None:
+    job.tools(srun='echo "$@"')
+    done = job.run(MUSTER_RUNS_DIR="my runs")
+    assert f"run folder {job.folder}/my runs/slurm-7 " in done.said.splitlines()[0]
+    assert f"--volume {job.folder}/my runs:{job.folder}/my runs " in done.said
+
+
 def test_without_a_judgement_the_code_of_the_agents_stands(job: Job) -> None:
     python = f'case "$*" in *slurm_after*) exit 1 ;; esac; exec {sys.executable} "$@"'
     job.tools(srun="exit 6", python=python)

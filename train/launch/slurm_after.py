@@ -195,7 +195,8 @@ def judge(code: int, asked: str, since_s: float, env: Mapping[str, str]) -> Deci
         words = f"the agent of the first host was killed, and {folder} cannot be written: not started again"
         made = Decision(False, made.exit_code, words)
     elif made.exit_code == Exit.STOPPED_SAVED:
-        (folder / MARK).unlink(missing_ok=True)  # it got on: also a script of whose checkpoints nothing is known
+        with contextlib.suppress(OSError):  # it got on: also a script of whose checkpoints nothing is known
+            (folder / MARK).unlink()
     _say(made.words)
     return made
 

@@ -20,6 +20,11 @@ muster() {
         "· log ${muster_log:-?} · run folder $MUSTER_RUNS_DIR/$MUSTER_RUN_ID · code $MUSTER_HOME" \
         "· save and stop: scancel --batch --signal=USR1 $muster_job"
 
+    [[ $MUSTER_MAX_RESTARTS =~ ^[0-9]{1,9}$ ]] || {
+        say "MUSTER_MAX_RESTARTS='$MUSTER_MAX_RESTARTS' must be a whole number: nothing was started" >&2
+        exit 2
+    }
+
     private=$(mktemp --directory)
     trap 'rm -rf "$private"' EXIT
     mkdir -p "$MUSTER_RUNS_DIR" || { say "cannot make $MUSTER_RUNS_DIR: set MUSTER_RUNS_DIR" >&2; exit 3; }
@@ -27,7 +32,7 @@ muster() {
         shift
         muster_python slurm_check || exit
     fi
-    muster_python slurm "$@" >"$private/words" || exit
+    MUSTER_SCRIPT=$0 muster_python slurm "$@" >"$private/words" || exit
     mapfile -d '' -t words <"$private/words"
 
     # What the agents prove by that they belong together: on standard input, as it is neither in argv nor in a variable.
@@ -61,10 +66,11 @@ muster() {
 # What is not said gets its usual value; a site's own values come from a file.
 muster_settings() {
     MUSTER_HOME=$(dirname "${here:?}")
+    muster_shown
     muster_job=${SLURM_ARRAY_JOB_ID:+${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID}
     muster_job=${muster_job:-$SLURM_JOB_ID}
     # An array's number may be that of one of its tasks, too: Slurm shows all of them then.
-    muster_log=$(awk -v RS= -v id="JobId=$SLURM_JOB_ID" '$1 == id' <<<"${job:?}" | sed -n 's/^ *StdOut=//p')
+    muster_log=$(awk -v RS= -v id="JobId=$SLURM_JOB_ID" '$1 == id' <<<"$job" | sed -n 's/^ *StdOut=//p')
     local site
     for site in "${MUSTER_SITE:-}" "$here/site.sh" /etc/muster/slurm.sh; do
         if [ -r "$site" ]; then
@@ -75,8 +81,23 @@ muster_settings() {
             break
         fi
     done
-    : "${MUSTER_RUNS_DIR:=$SLURM_SUBMIT_DIR/runs}" "${MUSTER_RUN_ID:=slurm-$muster_job}"
-    export MUSTER_HOME MUSTER_RUNS_DIR MUSTER_RUN_ID
+    : "${MUSTER_RUNS_DIR:=$SLURM_SUBMIT_DIR/runs}" "${MUSTER_RUN_ID:=slurm-$muster_job}" "${MUSTER_MAX_RESTARTS:=100}"
+    [[ $MUSTER_RUNS_DIR = /* ]] || MUSTER_RUNS_DIR=$PWD/$MUSTER_RUNS_DIR # for a container's client it would be a volume
+    export MUSTER_HOME MUSTER_RUNS_DIR MUSTER_RUN_ID MUSTER_MAX_RESTARTS
+}
+
+# What the script asked for already, unless Slurm's controller was silent: it may be starting again just now.
+muster_shown() {
+    local try=0
+    until [ -n "${job:=}" ]; do
+        [ $((try += 1)) -le 4 ] || {
+            say "scontrol show job $SLURM_JOB_ID told $(hostname) nothing: is slurmctld up?" \
+                "Nothing was started" >&2
+            exit 3
+        }
+        sleep 5
+        job=$(timeout 20 scontrol show job "$SLURM_JOB_ID") || true
+    done
 }
 
 muster_python() {
@@ -95,13 +116,29 @@ muster_ask() {
 
 # Back into the queue, or the job's exit code.
 muster_end() {
-    local what without on
-    what=$(muster_python slurm_after "$1" "$asked" "$2")
-    read -r what without on <<<"$what"
-    [ "$what" = requeue ] || exit "$without"
+    local what code without on
+    what=$(muster_python slurm_after "$1" "$asked" "$2") || { say "exit code $1: not started again" >&2; exit "$1"; }
+    read -r what code without on <<<"$what"
+    [ "$what" = requeue ] || exit "$code"
     trap '' TERM # Slurm ends this script now, but it has a word to say yet
-    scontrol requeue "$muster_job"
-    [ "$without" = - ] || scontrol update "JobId=$muster_job" "ExcNodeList=$without"
-    [ "$on" = - ] || scontrol update "JobId=$muster_job" "ReqNodeList=$on"
+    muster_tell requeue "$muster_job" || {
+        say "Slurm did not take it back into the queue (scontrol requeue $muster_job): exit code $code." \
+            "To go on, submit it again with MUSTER_RUN_ID=$MUSTER_RUN_ID" >&2
+        exit "$code"
+    }
+    [ "$without" = - ] || muster_tell update "JobId=$muster_job" "ExcNodeList=$without" ||
+        say "Slurm did not take that in: it may start on that host again" >&2
+    [ "$on" = - ] || muster_tell update "JobId=$muster_job" "ReqNodeList=$on" ||
+        say "Slurm did not take that in: it may start on other hosts, and anew" >&2
     exit 0
+}
+
+# scontrol, once more where it fails: the controller may be starting again just now.
+muster_tell() {
+    local try
+    for try in 1 2 3; do
+        [ "$try" = 1 ] || sleep 5
+        timeout 20 scontrol "$@" && return 0
+    done
+    return 1
 }

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +37,14 @@ def clean_environment(**more: str) -> dict[str, str]:
     launchers = ("SLURM_", "OMPI_", "PMIX_", "TORCHELASTIC_", "MUSTER_", "PYTEST_XDIST")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(launchers) and k not in _LAUNCHER_VARIABLES}
     return {**kept, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "COLUMNS": "120", **more}
+
+
+def tools(folder: Path, monkeypatch: pytest.MonkeyPatch, **scripts: str) -> None:
+    """Commands of ours come first on the PATH, each a shell's script."""
+    for name, script in scripts.items():
+        (folder / name).write_text(f"#!/bin/bash\n{script}\n")
+        (folder / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
 
 
 def rank_environment(rank: int, world_size: int, port: int) -> dict[str, str]:

@@ -53,6 +53,10 @@ class Slurm:
         """What Slurm says of it."""
         return dict(re.findall(r"(\w+)=(\S*)", self.cluster.on("head", "scontrol", "show", "job", job)))
 
+    def accounted(self, job: str) -> str:
+        """Its state, by Slurm's accounting."""
+        return self.sh("head", "sacct", f"--jobs={job}", "--allocations", "--noheader", "--parsable2", "--format=State")
+
     def log(self, job: str) -> str:
         """Its log, from wherever its first host has put it."""
         name = f"*-{job}.out"
@@ -135,7 +139,7 @@ def site() -> Iterator[Slurm]:
         started = time.monotonic()
         settings = {
             "slurm_settings": SETTINGS, "slurm_node_settings": {"CPUs": 8, "CoresPerSocket": 8}, "venv_wanted": True,
-            "muster_image": IMAGE, "docker_users": ["muster"],
+            "muster_image": IMAGE, "docker_users": ["muster"], "slurm_accounting": True,
         }  # fmt: skip
         cluster.playbook("provision.yml", "-e", json.dumps(settings), timeout_s=900)
         print(f"a lab with Slurm in {cluster.seconds:.0f} s, provisioned in {time.monotonic() - started:.0f} s")

@@ -14,6 +14,7 @@ import pytest
 
 from tests.container.conftest import IMAGE
 from tests.lab.cluster import need_lab
+from tests.lab.slurm_faults import FAULTS, RESTARTED, deal
 from tests.lab.slurms import NODES, SETTINGS, Slurm, fetch, site
 from train.checks.same import compare
 
@@ -77,6 +78,7 @@ def test_ddp_as_it_stands_trains_to_the_end_with_the_bits_of_other_launchers(slu
     assert "on each host's own disk: the one of node1, rank 0's, counts" in log
     assert log.splitlines()[-1] == "muster: exit code 0"
     assert slurm.weights(job) == same
+    slurm.until(job, lambda: slurm.accounted(job) == "COMPLETED", 30)
 
 
 def test_ddp_in_containers_has_the_same_bits(slurm: Slurm, same: str) -> None:
@@ -100,50 +102,49 @@ def test_a_job_that_takes_longer_than_its_limit_goes_on_after_it(slurm: Slurm, s
     assert slurm.weights(job) == alone(slurm, "longer", words)
 
 
-RANK, AGENT = "^/opt/muster/venv/bin/python.* -m train run", "^/opt/muster/venv/bin/python.* -m train node"
-KILL = ("sh", "-c", 'until pkill --signal KILL --full "$@"; do sleep 0.1; done', "kill")
-FAULTS: dict[str, tuple[str, ...]] = {
-    "kill -9 of a rank": (*KILL, "--newest", RANK),
-    "kill -9 of an agent": (*KILL, AGENT),
-    "kill -9 of all on a host": (*KILL, f"{RANK}|{AGENT}"),
-    "USR2": ("scancel", "--batch", "--signal=USR2"),
-    "USR1": ("scancel", "--batch", "--signal=USR1"),
-    "requeue": ("scontrol", "requeue"),
-    "cancel": ("scancel",),
-    "preemption": ("sh", "-c", "sbatch --partition=urgent -N2 --gpus-per-node=2 -o /dev/null --wrap='sleep 1'", "for"),
-}
-
-
 @pytest.mark.timeout(1500)
 def test_a_drill_of_random_faults_ends_with_the_bits_of_an_untouched_run(slurm: Slurm, tmp_path: Path) -> None:
-    """At random times, also while it starts; where Slurm does not start a job again, a new one goes on with its run."""
-    words = [*TRAINING[:-3], "300", "--train.steps", "8000", "--train.log_every", "100", "--train.log_samples", "true"]
+    """All of them, three while it starts; where Slurm does not start a job again, a new one goes on with its run."""
+    steps = 8000
+    words = [
+        *TRAINING[:-3],
+        "300",
+        "--train.steps",
+        str(steps),
+        "--train.log_every",
+        "100",
+        "--train.log_samples",
+        "true",
+    ]
     alone(slurm, "untouched", words)
     dice, dealt = random.Random(8), []
+    order = dice.sample(list(FAULTS), len(FAULTS))
+    early = dice.sample(range(1, len(order)), 3)
 
     def submit() -> str:
-        # On the same two nodes: each has the samples' log of its own ranks.
-        return slurm.submit("ddp", *words, options=["--nodelist=node[1-2]"], MUSTER_RUN_ID="drill")
+        return slurm.submit("ddp", *words, MUSTER_RUN_ID="drill")
 
-    job = submit()
-    for fault in dice.sample(list(FAULTS), len(FAULTS)):
-        slurm.until(job, lambda: slurm.facts(job)["JobState"] == "RUNNING")  # noqa: B023 - called at once
-        restarts = slurm.facts(job)["Restarts"]
-        time.sleep(dice.uniform(0, 15))
-        step = (re.findall(r"step (\d+)/", slurm.log(job)) or ["none"])[-1]
-        argv, on_a_node = FAULTS[fault], fault.startswith("kill")
-        if on_a_node:
-            said = slurm.cluster.on(dice.choice(NODES[:2]), *argv, check=False)
-        else:
-            said = slurm.cluster.on("head", *argv, job, check=False)
-        dealt.append(f"{fault} at step {step} {said}")
-        print(dealt[-1])
-        ended = slurm.end(job, 300, restarts)
-        if ended == "COMPLETED":
-            break
-        job = job if ended == "RESTARTED" else submit()
-    assert slurm.end(job, 400) == "COMPLETED", f"{dealt}\n{slurm.log(job)}"
-    assert len(dealt) >= 5, dealt
+    def step() -> int:
+        return max(map(int, re.findall(r"step (\d+)/", slurm.log(job))), default=0)
+
+    # On the same two nodes: each has the samples' log of its own ranks.
+    slurm.cluster.on("head", "scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=drill")
+    try:
+        job = submit()
+        for number, fault in enumerate(order):
+            slurm.until(job, lambda: slurm.facts(job)["JobState"] == "RUNNING")  # noqa: B023 - called at once
+            at_step = steps * 0.8 * (number + dice.random()) / len(order)
+            if number in early:
+                time.sleep(dice.uniform(0, 4))
+            else:
+                slurm.until(job, lambda: step() >= at_step)  # noqa: B023 - called at once
+            dealt.append(f"{fault} at step {step()}: {deal(slurm, job, fault, dice)}")
+            print(dealt[-1])
+            job = job if dealt[-1].endswith(RESTARTED) else submit()
+        assert slurm.end(job, 400) == "COMPLETED", f"{dealt}\n{slurm.log(job)}"
+    finally:
+        slurm.cluster.on("head", "scontrol", "update", "NodeName=node3", "State=RESUME")
+    assert len(dealt) == len(FAULTS)
     compare(
         fetch(slurm, "/tmp/untouched", tmp_path / "untouched"),
         fetch(slurm, "/var/lib/muster/runs/drill", tmp_path / "drill"), 4,
@@ -197,6 +198,52 @@ def test_a_lost_agent_sends_the_job_elsewhere_as_often_as_was_said(slurm: Slurm)
     assert slurm.facts(job)["ExitCode"] == "7:0"
     assert slurm.facts(job)["ExcNodeList"] == "node2"
     assert "started again 1 times already (MUSTER_MAX_RESTARTS=1)" in slurm.log(job)
+
+
+def test_an_agent_that_is_killed_again_without_a_newer_checkpoint_is_the_end(slurm: Slurm) -> None:
+    job = slurm.submit("script", "sh", "-c", SAVES, options=[*CPUS, "--nodelist=node1"])
+    for restart in ("0", "1"):
+        slurm.said(job, rf"\| up {restart}")
+        slurm.cluster.on("node1", "sh", "-c", "kill -9 $(pgrep -f '^/opt/muster/venv/bin/python -m train node')")
+    assert slurm.end(job, 90) == "FAILED"
+    assert slurm.facts(job)["ExitCode"] == "7:0"
+    assert slurm.facts(job)["Restarts"] == "1"
+    assert "as the last time, and no newer checkpoint since: not started again" in slurm.log(job)
+
+
+def test_an_element_of_an_array_is_started_again_and_the_others_are_left_alone(slurm: Slurm) -> None:
+    """The last one has the array's own number."""
+    options = [*CPUS, "--nodelist=node3", "--ntasks-per-node=2", "--cpus-per-task=1", "--array=1-3"]
+    array = slurm.submit("script", "sh", "-c", SAVES, options=options)
+    elements = [f"{array}_{task}" for task in (1, 2, 3)]
+    for element in elements:
+        slurm.until(element, lambda: slurm.facts(element)["JobState"] == "RUNNING")  # noqa: B023 - called at once
+    numbers = [slurm.facts(element)["JobId"] for element in elements]
+    assert numbers[2] == array
+    for number in numbers:
+        slurm.said(number, r"\| up 0", times=2)
+    for element in elements[1:]:
+        slurm.sh("head", "scancel", "--batch", "--signal=USR2", element)
+    for number in numbers[1:]:
+        slurm.said(number, r"\| up 1", times=2)
+    found = [slurm.facts(element) for element in elements]
+    assert [facts["Restarts"] for facts in found] == ["0", "1", "1"]
+    assert [facts["JobState"] for facts in found] == ["RUNNING"] * 3
+    assert "saved" not in slurm.log(numbers[0])
+    slurm.sh("head", "scancel", array)
+    for element in elements:
+        assert slurm.end(element) == "CANCELLED"
+
+
+def test_a_log_folder_that_is_not_there_is_the_end_at_once_and_nothing_has_run(slurm: Slurm) -> None:
+    """Slurm itself fails, and has no place to say so: that it is seen by its state and code is all that can be had."""
+    job = slurm.submit("ddp", *TRAINING, options=["--output=nowhere/%j.out"])
+    assert slurm.end(job, 60) == "FAILED"
+    facts = slurm.facts(job)
+    assert (facts["ExitCode"], facts["Restarts"]) == ("0:53", "0")
+    slurm.until(job, lambda: slurm.accounted(job) == "FAILED", 30)
+    for node in NODES:
+        assert "No such file" in slurm.cluster.on(node, "ls", f"/var/lib/muster/runs/slurm-{job}", check=False)
 
 
 def test_an_array_and_two_jobs_on_one_node_do_not_meet(slurm: Slurm) -> None:
@@ -298,8 +345,18 @@ def test_a_dead_node_sends_the_job_elsewhere_and_it_goes_on(slurm: Slurm) -> Non
         "ddp", *TRAINING[:-1], "1000000", options=[*CPUS, "--nodes=2", "--nodelist=node1", "--exclude=node2"]
     )
     slurm.said(job, r"step \d{3,}/1000000")
+    doomed = slurm.sh(
+        "head", "sbatch", "--parsable", "--no-requeue", "--nodelist=node3", "--output=/dev/null",
+        "--wrap=srun sleep 600",
+    )  # fmt: skip
+    slurm.until(doomed, lambda: slurm.facts(doomed)["JobState"] == "RUNNING")
     slurm.cluster.kill("node3")
     try:
+        slurm.until(doomed, lambda: slurm.facts(doomed)["JobState"] == "NODE_FAIL", 90)
+        slurm.until(doomed, lambda: slurm.accounted(doomed) == "NODE_FAIL", 30)
+        ask = "from train.launch import slurm_after; print(slurm_after.known_to_accounting('{}'))"
+        known = slurm.sh("node1", "python3", "-c", ask.format(doomed), cwd="/opt/muster")
+        assert f"NODE_FAIL of {doomed} on node3" in known
         slurm.until(job, lambda: slurm.facts(job)["JobState"] == "PENDING", 90)
         slurm.sh("head", "scontrol", "update", f"JobId={job}", "ExcNodeList=")
         slurm.said(job, "going on from step", 120)

@@ -69,9 +69,9 @@ def test_they_diff_cleanly() -> None:
 
 
 def test_grace_is_what_the_signal_leaves_less_the_time_to_leave() -> None:
-    from train.launch.slurm import GRACE_S
+    from train.launch.slurm import GRACE_S, NEEDED_S
 
-    assert int(options(DDP)["--signal"].rpartition("@")[2]) == GRACE_S + 30
+    assert int(options(DDP)["--signal"].rpartition("@")[2]) == GRACE_S + NEEDED_S
 
 
 class TestCommonIsFound:

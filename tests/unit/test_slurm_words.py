@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from tests.ranks import ROOT, clean_environment
 from train.errors import UsageError
-from train.launch import options, slurm
+from train.launch import options, slurm, slurm_facts
 from train.launch.topology import Host, make_plan
 
 GOLDEN = Path(__file__).parent / "golden" / "slurm.txt"
@@ -182,9 +183,9 @@ def test_a_job_takes_the_cores_that_all_its_hosts_have_and_knows_its_end() -> No
     assert found.cpus == 4
     assert found.device == "cpu"
     assert found.ends_s == time.mktime((2022, 2, 1, 11, 0, 0, 0, 0, -1))
-    assert slurm.end_of({"SLURM_JOB_END_TIME": "5"}, SHOWN) == 5
-    assert slurm.end_of({}, SHOWN.replace("TimeLimit=01:00:00", "TimeLimit=UNLIMITED")) is None
-    assert slurm.end_of({}, "") is None
+    assert slurm_facts.end_of({"SLURM_JOB_END_TIME": "5"}, SHOWN) == 5
+    assert slurm_facts.end_of({}, SHOWN.replace("TimeLimit=01:00:00", "TimeLimit=UNLIMITED")) is None
+    assert slurm_facts.end_of({}, "") is None
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:
@@ -198,6 +199,71 @@ def test_everything_that_is_wrong_is_told_at_once() -> None:
         slurm.job_of({**ENV, "SLURM_GPUS_ON_NODE": "4"}, "/", None, SHOWN.replace("gpu:2(IDX:0,2),", ""))
     with pytest.raises(UsageError, match="submit it with sbatch"):
         slurm.job_of({}, "/", None, "")
+
+
+def test_two_jobs_of_one_run_have_containers_of_their_own() -> None:
+    def name(**env: str) -> str:
+        words = slurm.srun_words(slurm.job_of({**ENV, **env}, "/opt/muster", None, SHOWN), ["run"])
+        return words[words.index("--name") + 1]
+
+    same = {"MUSTER_RUN_ID": "mine"}
+    names = [name(**same), name(**same, SLURM_JOB_ID="8"), name(**same, SLURM_RESTART_COUNT="1")]
+    names += [name(SLURM_JOB_ID="7", SLURM_RESTART_COUNT="7"), name(SLURM_JOB_ID="77")]
+    assert len(set(names)) == 5
+    assert all(re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", text.replace("{node_rank}", "0")) for text in names)
+
+
+@pytest.mark.parametrize(
+    ("runtime", "runs_dir", "is_refused"),
+    [
+        *((runtime, "/a b/it's", False) for runtime in slurm.RUNTIMES),
+        *((runtime, "/a:b", runtime != "venv") for runtime in slurm.RUNTIMES),
+        *((runtime, "/a,b", runtime in ("pyxis", "apptainer")) for runtime in slurm.RUNTIMES),
+    ],
+)
+def test_folders_that_a_container_cannot_have_are_refused(
+    runtime: str, runs_dir: str, is_refused: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "venv/bin").mkdir(parents=True)
+    (tmp_path / "venv/bin/python").touch()
+    env = {**ENV, "MUSTER_RUNTIME": runtime, "MUSTER_IMAGE": "x"}
+    for_runs, for_folder = {**env, "MUSTER_RUNS_DIR": runs_dir}, tmp_path / runs_dir[1:]
+    for_folder.mkdir(parents=True)
+    if not is_refused:
+        assert slurm.job_of(for_runs, str(tmp_path), None, SHOWN).runs_dir == runs_dir
+        return
+    with pytest.raises(UsageError, match=f"MUSTER_RUNS_DIR: '{runs_dir}' has a '{runs_dir[2]}' in its name"):
+        slurm.job_of(for_runs, str(tmp_path), None, SHOWN)
+    monkeypatch.chdir(for_folder)
+    with pytest.raises(UsageError, match=rf"this folder: '.*{runs_dir}' has a "):
+        slurm.job_of(env, str(tmp_path), None, SHOWN)
+
+
+def test_mounts_are_pairs_of_folders() -> None:
+    def mounts(text: str) -> tuple[str, ...]:
+        return slurm.job_of({**ENV, "MUSTER_MOUNTS": text}, "/opt/muster", None, SHOWN).mounts
+
+    assert mounts("") == ()
+    assert mounts("/data:/data,/a b:/models:ro,name:/cache") == ("/data:/data", "/a b:/models:ro", "name:/cache")
+    for wrong in ("/data", "/data:data", ":/data", "/data:/a:ro:x"):
+        with pytest.raises(UsageError, match=f"MUSTER_MOUNTS: '{wrong}' must be such as"):
+            mounts(f"/x:/x,{wrong}")
+
+
+@pytest.mark.parametrize(
+    ("script", "env", "lead_s"),
+    [
+        ("#SBATCH --signal=B:USR2@150   # why\n", "", 150),
+        ("#SBATCH --time=1\n#SBATCH --signal B:SIGUSR2@60\n", "", 60),
+        ("#SBATCH --signal=B:USR2@150\n", "B:USR2@330", 330),
+        ("#SBATCH --signal=B:TERM@150\n", "", None),
+        ("# SBATCH --signal=B:USR2@150\n", "", None),
+        ("#SBATCH --signal=USR2\n", "", None),
+        ("", "", None),
+    ],
+)
+def test_how_long_before_its_limit_a_script_is_signalled(script: str, env: str, lead_s: int | None) -> None:
+    assert slurm_facts.lead_of({"SBATCH_SIGNAL": env}, script) == lead_s
 
 
 def test_the_runtime_is_found_by_what_is_there(tmp_path: Path) -> None:
@@ -222,7 +288,7 @@ def test_what_the_batch_script_calls_needs_no_package_and_no_new_python() -> Non
     """Compute nodes' own Python may be old: Red Hat 9 has 3.9."""
     import ast
 
-    for name in ("slurm", "slurm_after", "slurm_check"):
+    for name in ("slurm", "slurm_after", "slurm_check", "slurm_facts"):
         show = "print([name for name in sys.modules if name.split('.')[0] in ('yaml', 'torch', 'hostlist')])"
         words = [sys.executable, "-S", "-c", f"import sys, train.launch.{name}; {show}"]
         assert subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from train.errors import UsageError
+from train.launch.slurm_facts import end_of, gpus_of, is_own_disk, job_name, lead_of, output
 from train.launch.topology import Host, Plan, make_plan
 from train.seam import Exit
 from train.slurm_lists import expand_counts, expand_hosts
@@ -24,6 +24,8 @@ RUNTIMES = ("pyxis", "apptainer", "docker", "podman", "venv")
 IN_IMAGE = "/opt/muster"
 GRACE_S = 120
 """To end the step and save; the scripts' `--signal=B:USR2@150` leaves this and half a minute."""
+NEEDED_S = 30
+"""After the grace: to leave, and for Slurm, whose signal may also come late."""
 LEAVING_S = 5
 """Before the time limit the agents' own one ends: they count from a little later."""
 SHM_MB = 1024
@@ -83,8 +85,10 @@ class Job:
     """When the time limit ends, in seconds since 1970."""
     limit_s: float | None = None
     grace_s: int = GRACE_S
+    lead_s: int | None = None
+    """How long before the limit the batch script is signalled, as far as it can be seen."""
     name: str = "muster"
-    """Of containers: another one for each start."""
+    """Of containers: another one for each start of each job, for two jobs may have one run."""
     user: str = "0:0"
     mounts: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
@@ -175,7 +179,7 @@ def _with_device(job: Job, command: Sequence[str]) -> list[str]:
     return words
 
 
-def job_of(env: Mapping[str, str], root: str, ranks: str | None, shown: str) -> Job:
+def job_of(env: Mapping[str, str], root: str, ranks: str | None, shown: str, script: str = "") -> Job:
     """The job around this process. Raises UsageError with all that is wrong.
 
     Args:
@@ -183,6 +187,7 @@ def job_of(env: Mapping[str, str], root: str, ranks: str | None, shown: str) -> 
         root: the checkout.
         ranks: a host's ranks, where the kind of job says it: 1.
         shown: `scontrol --details show job` of it.
+        script: the batch script.
     """
     if not env.get("SLURM_JOB_NODELIST"):
         raise UsageError("this is no Slurm job: SLURM_JOB_NODELIST is not set; submit it with sbatch")
@@ -196,6 +201,10 @@ def job_of(env: Mapping[str, str], root: str, ranks: str | None, shown: str) -> 
         problems.append(f"MUSTER_DEVICE={device!r} must be auto, cpu or cuda")
     device = ("cuda" if any(gpus) else "cpu") if device == "auto" else device
     runtime, image, python = _runtime(env, root, device, problems)
+    mounts = tuple(filter(None, (env.get("MUSTER_MOUNTS") or "").split(",")))
+    work_dir = str(Path.cwd())
+    if runtime != "venv":
+        problems += _unmountable(runtime, {"MUSTER_RUNS_DIR": env["MUSTER_RUNS_DIR"], "this folder": work_dir}, mounts)
     grace_s = env.get("MUSTER_GRACE_S") or str(GRACE_S)
     if not grace_s.isdecimal():
         problems.append(f"MUSTER_GRACE_S={grace_s!r} must be a whole number of seconds")
@@ -210,25 +219,24 @@ def job_of(env: Mapping[str, str], root: str, ranks: str | None, shown: str) -> 
     restarts = env.get("SLURM_RESTART_COUNT") or "0"
     return Job(
         plan=plan, run_id=run_id, cpus=min(cores), gpus=tuple(gpus), runtime=runtime, root=root, device=device,
-        runs_dir=env["MUSTER_RUNS_DIR"], work_dir=str(Path.cwd()), image=image, python=python, ends_s=ends_s,
+        runs_dir=env["MUSTER_RUNS_DIR"], work_dir=work_dir, image=image, python=python, ends_s=ends_s,
         limit_s=None if ends_s is None else max(1.0, ends_s - time.time() - LEAVING_S), grace_s=int(grace_s),
-        name=f"{run_id}-{restarts}", user=f"{os.getuid()}:{os.getgid()}",
-        mounts=tuple(filter(None, (env.get("MUSTER_MOUNTS") or "").split(","))),
+        lead_s=lead_of(env, script), name=f"{run_id}-{env.get('SLURM_JOB_ID', '0')}-{restarts}",
+        user=f"{os.getuid()}:{os.getgid()}", mounts=mounts,
         options=tuple((env.get("MUSTER_RUNTIME_OPTIONS") or "").split()),
         variables={k: v for k, v in sorted(env.items()) if PASSED_ON.match(k) and k not in NOT_PASSED_ON},
     )  # fmt: skip
 
 
-def gpus_of(names: Sequence[str], env: Mapping[str, str], shown: str) -> list[int]:
-    """GPUs of the job on each host: `SLURM_GPUS_ON_NODE` is that of the first one alone, so Slurm is asked."""
-    if not env.get("SLURM_GPUS_ON_NODE"):
-        return [0] * len(names)
-    found: dict[str, int] = {}
-    for nodes, gres in re.findall(r"^\s*Nodes=(\S+) .*\bGRES=(\S*)", shown, re.MULTILINE):
-        count = sum(int(number) for number in re.findall(r"\bgpu(?::[^:,()]+)??:(\d+)", gres))
-        found.update(dict.fromkeys(expand_hosts(nodes), count))
-    default = int(env["SLURM_GPUS_ON_NODE"])
-    return [found.get(name, default) for name in names]
+def _unmountable(runtime: str, paths: Mapping[str, str], mounts: Sequence[str]) -> list[str]:
+    """Folders whose names a container's client would take for something else: in a mount `:` and `,` are separators."""
+    marks = ":" if runtime in ("docker", "podman") else ":,"
+    problems = [
+        f"{name}: {path!r} has a '{mark}' in its name, and no container of {runtime} can have it: use another folder"
+        for name, path in paths.items() for mark in marks if mark in path
+    ]  # fmt: skip
+    wrong = [mount for mount in mounts if not re.fullmatch(r"[^:]+:/[^:]*(:[^:]+)?", mount)]
+    return problems + [f"MUSTER_MOUNTS: {mount!r} must be such as /on/the/host:/in/the/container" for mount in wrong]
 
 
 def _ranks(
@@ -291,19 +299,9 @@ def _python(env: Mapping[str, str], root: str) -> str:
 
 def _container_runtime() -> str:
     """What this host has, the one made for clusters first."""
-    if "--container-image" in _output("srun", "--help"):
+    if "--container-image" in output("srun", "--help"):
         return "pyxis"
     return next((name for name in ("apptainer", "docker", "podman") if shutil.which(name)), "")
-
-
-def end_of(env: Mapping[str, str], shown: str) -> float | None:
-    """When the job's time is up, since 1970; older Slurms tell it only when asked."""
-    if env.get("SLURM_JOB_END_TIME"):
-        return float(env["SLURM_JOB_END_TIME"])
-    found = re.search(r"\bTimeLimit=(\S+)[\s\S]*?\bEndTime=(\d\S+)", shown)
-    if found is None or found[1] in ("UNLIMITED", "INFINITE"):
-        return None
-    return time.mktime(time.strptime(found[2], "%Y-%m-%dT%H:%M:%S"))
 
 
 def notes(job: Job) -> list[str]:
@@ -321,28 +319,15 @@ def notes(job: Job) -> list[str]:
     ]
     if job.cpus < max(counts):
         lines.append(f"note: {max(counts)} ranks share {job.cpus} cores: give --cpus-per-task, cores of a whole host")
+    if job.lead_s is not None and job.limit_s is not None and job.grace_s > job.lead_s - NEEDED_S:
+        lines.append(
+            f"note: MUSTER_GRACE_S={job.grace_s}, but the script is signalled {job.lead_s} s before the time limit: "
+            f"give sbatch --signal=B:USR2@{job.grace_s + NEEDED_S} (where it has that, all is well), or set "
+            f"MUSTER_GRACE_S={max(job.lead_s - NEEDED_S, 0)}"
+        )
     if len(counts) > 1 and is_own_disk(job.runs_dir):
         lines.append(f"{job.runs_dir} is on each host's own disk: the one of {first}, rank 0's, counts")
     return lines
-
-
-def is_own_disk(folder: str) -> bool:
-    """Whether a folder is of a kind of file system that hosts do not share."""
-    kind = _output("stat", "--file-system", "--format=%T", folder).strip()
-    return kind in ("ext2/ext3", "xfs", "btrfs", "zfs", "tmpfs", "overlayfs", "f2fs")
-
-
-def _output(*words: str) -> str:
-    try:
-        return subprocess.run(words, capture_output=True, text=True, check=False).stdout  # noqa: S603
-    except OSError:
-        return ""
-
-
-def job_name(env: Mapping[str, str]) -> str:
-    """How to call this very job: a task of an array by both numbers, for its own one may mean the whole array."""
-    array = env.get("SLURM_ARRAY_JOB_ID")
-    return f"{array}_{env.get('SLURM_ARRAY_TASK_ID', '0')}" if array else env.get("SLURM_JOB_ID", "")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -353,8 +338,9 @@ def main(argv: Sequence[str]) -> int:
     try:
         if not command:
             raise UsageError("what to run is missing: sbatch slurm/script.sbatch my_script.py --my-option 1")
-        shown = _output("scontrol", "--details", "show", "job", job_name(os.environ))
-        job = job_of(os.environ, os.environ["MUSTER_HOME"], ranks, shown)
+        shown = output("scontrol", "--details", "show", "job", job_name(os.environ))
+        script = Path(os.environ.get("MUSTER_SCRIPT") or os.devnull).read_text(encoding="utf-8", errors="replace")
+        job = job_of(os.environ, os.environ["MUSTER_HOME"], ranks, shown, script)
     except UsageError as error:
         print(
             "muster: nothing was started:", *(f"  {problem}" for problem in error.problems), sep="\n", file=sys.stderr

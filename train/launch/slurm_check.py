@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ from train.slurm_lists import expand_hosts
 SKEW_S, SKEW_REFUSED_S = 2.0, 60.0
 """Logs are hard to compare, and munge does without a credential that seems to come from the future or be too old."""
 FREE_MB = 1024
+TOOL_S, ASK_S = 20.0, 120.0
+"""How long a tool may take to answer, as nvidia-smi where a GPU is ill; and all hosts together."""
 
 
 def found_here(env: Mapping[str, str]) -> dict[str, Any]:
@@ -35,10 +38,10 @@ def found_here(env: Mapping[str, str]) -> dict[str, Any]:
         "node": env.get("SLURMD_NODENAME") or socket.gethostname(), "cpus": len(os.sched_getaffinity(0)),
         "memlock_mb": None if memlock == resource.RLIM_INFINITY else memlock >> 20,
         "shm_mb": shutil.disk_usage("/dev/shm").total >> 20,  # noqa: S108
-        "gpus_given": int(env.get("SLURM_GPUS_ON_NODE") or 0), "gpus_seen": None, "runs": None,
+        "gpus_given": int(env.get("SLURM_GPUS_ON_NODE") or 0), "gpus_seen": None, "runs": None, "mute": [],
     }  # fmt: skip
     if shutil.which("nvidia-smi"):
-        told["gpus_seen"] = _said("nvidia-smi", "--list-gpus").count("GPU ")
+        told["gpus_seen"] = _said(told["mute"], "nvidia-smi", "--list-gpus").count("GPU ")
     try:
         runs.mkdir(parents=True, exist_ok=True)
         if not os.access(runs, os.W_OK):
@@ -46,7 +49,7 @@ def found_here(env: Mapping[str, str]) -> dict[str, Any]:
         told["free_mb"] = shutil.disk_usage(runs).free >> 20
     except OSError as error:
         told["runs"] = error.strerror
-    told["credential"] = _said("munge", "--no-input") if shutil.which("munge") else ""
+    told["credential"] = _said(told["mute"], "munge", "--no-input") if shutil.which("munge") else ""
     told["time"] = time.time()
     return told
 
@@ -58,7 +61,7 @@ def problems_of(told: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[list
         told: `found_here` of it, with `ahead_s` (its clock, against the first host's) and unmunge's words.
         asked: `cpus` and `device` of the job.
     """
-    bad: list[str] = []
+    bad = [f"{tool} did not answer within {TOOL_S:g} s: run it there by hand" for tool in told["mute"]]
     notes: list[str] = []
     if abs(told["ahead_s"]) > SKEW_S:
         words = f"its clock is {abs(told['ahead_s']):.0f} s {'ahead' if told['ahead_s'] > 0 else 'behind'}: run chrony"
@@ -71,7 +74,7 @@ def problems_of(told: Mapping[str, Any], asked: Mapping[str, Any]) -> tuple[list
         bad.append(f"the run folder's disk has {told['free_mb']} MB free; checkpoints need more than {FREE_MB}")
     if told["cpus"] < asked["cpus"]:
         bad.append(f"it lets the job use {told['cpus']} cores, not the {asked['cpus']} that it was given")
-    if asked["device"] == "cuda" and told["gpus_seen"] != told["gpus_given"]:
+    if asked["device"] == "cuda" and told["gpus_seen"] != told["gpus_given"] and "nvidia-smi" not in told["mute"]:
         seen = "there is no nvidia-smi" if told["gpus_seen"] is None else f"the driver shows {told['gpus_seen']}"
         bad.append(f"Slurm gave it {told['gpus_given']} GPUs, but {seen}: look at the driver, or set MUSTER_DEVICE=cpu")
     if told["memlock_mb"] is not None and told["memlock_mb"] < 1024:
@@ -92,7 +95,8 @@ def judge(rows: Sequence[Mapping[str, Any]], silent: Sequence[str], asked: Mappi
         asked: `cpus` and `device` of the job.
     """
     problems = [
-        f"{name}: Slurm could not start the check there: is slurmd well, are clock and munge's key those of the others?"
+        f"{name}: Slurm could not start the check there, or it did not end: is slurmd well, are clock and munge's key "
+        "those of the others, does the disk of the run folder answer?"
         for name in silent
     ]
     for told in rows:
@@ -106,7 +110,7 @@ def judge(rows: Sequence[Mapping[str, Any]], silent: Sequence[str], asked: Mappi
     return problems
 
 
-def ask_all(names: Sequence[str], cpus: int) -> tuple[list[dict[str, Any]], list[str]]:
+def ask_all(names: Sequence[str], cpus: int, timeout_s: float = ASK_S) -> tuple[list[dict[str, Any]], list[str]]:
     """`found_here` of each host that answers, with its clock against ours and its credential read here; the others."""
     hosts = len(names)
     words = [
@@ -118,14 +122,17 @@ def ask_all(names: Sequence[str], cpus: int) -> tuple[list[dict[str, Any]], list
         tempfile.TemporaryFile("w+") as said,
         subprocess.Popen([*words, "here"], stdout=subprocess.PIPE, stderr=said, text=True) as step,  # noqa: S603
     ):
+        late = threading.Timer(timeout_s, _end, [step])
+        late.start()
         assert step.stdout is not None
         for line in step.stdout:
-            came_s = time.time()
-            told = json.loads(line)
-            told["ahead_s"] = told["time"] - came_s
-            told["credential"] = _unmunged(told["credential"])
-            rows.append(told)
+            told = _row(line)
+            if told is None:  # of a prolog, a module's greeting
+                sys.stderr.write(line)
+            else:
+                rows.append(told)
         step.wait()
+        late.cancel()
         said.seek(0)
         errors = said.read()
     sys.stderr.write(errors)
@@ -135,17 +142,47 @@ def ask_all(names: Sequence[str], cpus: int) -> tuple[list[dict[str, Any]], list
     return rows, [name for name in names if name not in answered and (name in to_blame or not to_blame)]
 
 
+def _row(line: str) -> dict[str, Any] | None:
+    """What a host told in a line, with its clock against ours, its credential read here; None: it is no such line."""
+    came_s = time.time()
+    try:
+        told = json.loads(line)
+        told["ahead_s"] = told["time"] - came_s
+        told["credential"] = _unmunged(told["credential"])
+    except (ValueError, TypeError, KeyError):
+        return None
+    return dict(told)
+
+
+def _end(step: subprocess.Popen[str]) -> None:
+    """srun ends its step at SIGTERM; where that hangs, too, the job's end will end it."""
+    step.terminate()
+    try:
+        step.wait(5)
+    except subprocess.TimeoutExpired:
+        step.kill()
+
+
 def _unmunged(credential: str) -> str:
     """What unmunge says of a credential: `Success`, or why not. Nothing where there is no munge."""
     if not credential or not shutil.which("unmunge"):
         return ""
-    done = subprocess.run(["unmunge"], input=credential, capture_output=True, text=True, check=False)  # noqa: S607
+    try:
+        words = ["unmunge"]
+        done = subprocess.run(words, input=credential, capture_output=True, text=True, check=False, timeout=TOOL_S)  # noqa: S603
+    except subprocess.TimeoutExpired:
+        return "no answer"
     status = [line for line in (done.stdout + done.stderr).splitlines() if line.startswith(("STATUS", "unmunge:"))]
     return "Success" if done.returncode == 0 else status[0].partition(":")[2].strip() if status else "no answer"
 
 
-def _said(*words: str) -> str:
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout  # noqa: S603
+def _said(mute: list[str], *words: str) -> str:
+    """What a tool prints; one that does not answer is added to `mute`."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, check=False, timeout=TOOL_S).stdout  # noqa: S603
+    except subprocess.TimeoutExpired:
+        mute.append(words[0])
+        return ""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -5,7 +5,6 @@ For launchers that start agents on hosts from afar (`ansible/launch.yml`). Touch
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
 import shlex
@@ -18,6 +17,7 @@ from typing import Any
 from train.errors import UsageError
 from train.launch.inventory import InventoryHost
 from train.launch.plan import table
+from train.launch.spelling import nearest
 from train.launch.topology import Host, Plan, make_plan, port_candidates
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
@@ -82,15 +82,6 @@ class Asked:
         return word
 
 
-def misspelt(given: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Variables that nobody reads, each with the nearest one that somebody does."""
-    return [
-        f"{name}: no such variable{nearest(name, known)}"
-        for name in given
-        if name not in known and not name.startswith("ansible_")
-    ]
-
-
 def plan_from(names: Sequence[str], variables: Mapping[str, Mapping[str, Any]], **more: Any) -> Plan:
     """The plan for hosts of an inventory, in this order: the same as that of `python -m train plan --inventory`.
 
@@ -147,6 +138,7 @@ def launch(
     command, files = _command(given, plan, check_config)
     options = _options(given, None if detach else lease_s)
     grace_s = given.number("grace", 0, float)
+    problems += variable_problems(given.values.get("job_environment") or {})
     told = {} if plan is None else {
         "table": table(plan),
         "world_size": plan.world_size,
@@ -213,6 +205,21 @@ def _command(given: Asked, plan: Plan | None, check_config: CheckConfig) -> tupl
     return ["run", "--config", config, *overrides], {}
 
 
+def variable_problems(given: object) -> list[str]:
+    """What is wrong with a site's variables for ranks; their values are nobody's business."""
+    if not isinstance(given, Mapping):
+        return ["job_environment: it must be a table: NAME: value"]
+    problems = []
+    for name, value in given.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            problems.append(f"job_environment: {str(name)!r} is no name of a variable: letters, digits and _")
+        elif not isinstance(value, str | int | float):
+            problems.append(f"job_environment: {name} must be a text or a number, and is {type(value).__name__}")
+        elif "\0" in str(value):
+            problems.append(f"job_environment: {name} has a zero byte in it, which no variable can have")
+    return problems
+
+
 def device_of(asked: str, gpus: Mapping[str, int]) -> tuple[str, list[str]]:
     """Where to train, and what speaks against it.
 
@@ -230,12 +237,6 @@ def device_of(asked: str, gpus: Mapping[str, int]) -> tuple[str, list[str]]:
             "say -e muster_device=cpu or leave hosts out by --limit"
         ]
     return ("cuda" if having else "cpu"), []
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """`; did you mean …?` with the known word most like this one, or nothing."""
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {match[0]}?" if match else ""
 
 
 def is_id(text: str) -> bool:

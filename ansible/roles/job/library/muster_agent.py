@@ -42,9 +42,9 @@ def main() -> None:
         ],
         supports_check_mode=True,
     )  # fmt: skip
-    given = module.params
     # One word that says nothing: each value that must not be logged is blotted out of all that is told, even a mere 1.
-    given["environment"] = json.loads(base64.b64decode(given["environment"] or "") or b"{}")
+    variables = json.loads(base64.b64decode(module.params["environment"] or "") or b"{}")
+    given = {**module.params, "environment": variables}  # a copy: Ansible shows its own
     if module.check_mode and given["state"] in ("started", "asked", "ended"):
         module.exit_json(changed=True)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import ipaddress
 import shlex
 import socket
 import sys
@@ -12,6 +13,7 @@ from typing import Any
 
 import ansible.constants as C
 import yaml
+from ansible.utils.display import Display
 
 HERE = Path(__file__).resolve().parent.parent
 _ROOT = str(HERE.parent)
@@ -21,7 +23,7 @@ import train  # noqa: E402, F401
 sys.path.remove(_ROOT)
 
 from train.errors import UsageError  # noqa: E402
-from train.launch import ending, fitness, overview, request  # noqa: E402
+from train.launch import ending, fitness, overview, request, spelling  # noqa: E402
 from train.launch.pack import pack  # noqa: E402
 from train.launch.preflight import afar  # noqa: E402
 from train.launch.watch import Notes  # noqa: E402
@@ -32,14 +34,35 @@ def muster_misspelt(known: Sequence[str]) -> list[str]:
     from ansible.parsing.dataloader import DataLoader
     from ansible.utils.vars import load_extra_vars
 
-    files = [HERE / "group_vars" / "all.yml", *HERE.glob("roles/*/defaults/main.yml")]
-    shared = [name for file in files if file.exists() for name in yaml.safe_load(file.read_text("utf-8")) or {}]
     given = dict(load_extra_vars(DataLoader()))
     loose = given.pop("_raw_params", None)
     problems = [] if loose is None else [
         f"-e: {loose!r} is no NAME=value; a value with blanks has quotes of its own: -e 'script=\"python my.py\"'"
     ]  # fmt: skip
-    return problems + request.misspelt([*given], [*known, *shared])
+    return problems + spelling.misspelt([*given], [*known, *_shared(), *spelling.OPTIONAL])
+
+
+def muster_misspelt_hosts(names: Sequence[str], variables: Mapping[str, Any]) -> list[str]:
+    """Variables of the inventory that nobody reads, and that can only be ours; where they look like it, a warning."""
+    certain, likely = spelling.misspelt_by_hosts({name: [*variables[name]] for name in names}, _shared())
+    for problem in likely:
+        Display().warning(problem)
+    return certain
+
+
+def muster_networks(given: str | Sequence[str]) -> dict[str, list[str]]:
+    """One network or several, in a list or with commas between: `ip`, `ip6`, `all` of them, and what is `wrong`."""
+    words = [given] if isinstance(given, str) else [*given]
+    found: dict[str, list[str]] = {"ip": [], "ip6": [], "all": [], "wrong": []}
+    for word in (part.strip() for text in words for part in str(text).split(",")):
+        try:
+            network = ipaddress.ip_network(word, strict=False)
+        except ValueError:
+            found["wrong"] += [word] if word else []
+            continue
+        for kind in ("ip" if network.version == 4 else "ip6", "all"):
+            found[kind].append(str(network))
+    return found
 
 
 def muster_by() -> str:
@@ -49,16 +72,22 @@ def muster_by() -> str:
 
 def muster_launch(asked: Mapping[str, Any], names: Sequence[str], variables: Mapping[str, Any]) -> dict[str, Any]:
     """The launch that is asked for: train.launch.request.launch."""
-    problems = muster_misspelt([*asked])
+    problems = muster_misspelt([*asked]) + muster_misspelt_hosts(names, variables)
     told = request.launch(asked, [*names], variables, muster_by(), _config_problems)
-    archive = ""
+    archive, left_out = "", []
     if asked.get("code"):
         archive = str(Path(C.DEFAULT_LOCAL_TMP) / "code.tgz")
         try:
-            pack(Path(str(asked["code"])).expanduser(), Path(archive))
+            left_out = pack(Path(str(asked["code"])).expanduser(), Path(archive))
         except UsageError as error:
             problems += error.problems
-    return {**told, "archive": archive, "problems": [*problems, *told["problems"]]}
+    return {**told, "archive": archive, "left_out": left_out, "problems": [*problems, *told["problems"]]}
+
+
+def _shared() -> list[str]:
+    """Variables of all roles and playbooks."""
+    files = [HERE / "group_vars" / "all.yml", *HERE.glob("roles/*/defaults/main.yml")]
+    return [name for file in files if file.exists() for name in yaml.safe_load(file.read_text("utf-8")) or {}]
 
 
 def _config_problems(words: list[str], world_size: int) -> list[str]:
@@ -150,6 +179,8 @@ class FilterModule:
             "muster_plan": muster_plan,
             "muster_launch": muster_launch,
             "muster_misspelt": muster_misspelt,
+            "muster_networks": muster_networks,
+            "muster_misspelt_hosts": muster_misspelt_hosts,
             "muster_device": request.device_of,
             "muster_unfit": fitness.unfit,
             "muster_part": muster_part,

@@ -176,21 +176,38 @@ class Site:
             self.cluster.on(host, "pkill", "-9", "-f", "train (node|run)", check=False)
 
 
+def make_venvs(made: Site) -> None:
+    """An environment for jobs without containers, and without torch, where provision.yml has not made one."""
+    make = (
+        "test -e /opt/muster/venv && exit; apt-get -qq install -y --no-install-recommends python3-venv python3-psutil; "
+        "mkdir -p /opt/muster; python3 -m venv --system-site-packages --without-pip /opt/muster/venv"
+    )
+    for host in made.nodes:
+        made.cluster.on(host, "sh", "-c", make, timeout_s=120)
+        if made.cluster.on(host, "sh", "-c", "test -e /opt/muster/train || echo none"):
+            copy = ["docker", "cp", f"{ROOT}/train", f"{made.cluster.container(host)}:/opt/muster/"]
+            subprocess.run(copy, check=True, capture_output=True)
+
+
 SPY = """
 import glob, os, time
+turn = 0
 while True:
-    for path in glob.glob("{folder}/*/secret"):
-        try:
-            found = os.stat(path)
-            print("secret", oct(found.st_mode & 0o777), found.st_uid, open(path).read().strip(), flush=True)
-        except OSError:
-            pass
-    for name in glob.glob("/proc/[0-9]*/cmdline") + glob.glob("/proc/[0-9]*/environ"):
-        try:
-            print(repr(open(name, "rb").read()), flush=True)
-        except OSError:
-            pass
-    time.sleep(0.2)
+    for name in ("secret", "environment"):
+        for path in glob.glob("{folder}/*/" + name):
+            try:
+                found = os.stat(path)
+                print(name, oct(found.st_mode & 0o777), found.st_uid, open(path).read().strip(), flush=True)
+            except OSError:
+                pass
+    turn += 1
+    for kind in ("cmdline", "environ") if turn % 5 == 0 else ():
+        for name in glob.glob("/proc/[0-9]*/" + kind):
+            try:
+                print(kind, repr(open(name, "rb").read()), flush=True)
+            except OSError:
+                pass
+    time.sleep(0.02)
 """
 
 

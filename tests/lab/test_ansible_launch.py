@@ -7,7 +7,6 @@ import json
 import re
 import shlex
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ import pytest
 import torch
 
 from tests.lab.cluster import need_lab
-from tests.lab.launches import SAVES, Site, Spy, alone, shell, site, small
+from tests.lab.launches import SAVES, Site, Spy, alone, make_venvs, shell, site, small
 from tests.ranks import ROOT, weights_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
@@ -72,7 +71,7 @@ def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_age
     (found,) = {line for line in spy.seen if line.startswith("secret ")}
     _, mode, owner, secret = found.split()
     assert (mode, owner, len(secret)) == ("0o600", "10001", 43)
-    assert any("train" in line and "MUSTER_SECRET_FILE" in line for line in spy.seen), "it looks at the right processes"
+    assert any("train" in line and "--secret-stdin" in line for line in spy.seen), "it looks at the right processes"
     elsewhere = [line for line in spy.seen if secret in line and not line.startswith("secret ")]
     assert elsewhere == []
     assert secret not in launch.output
@@ -82,8 +81,9 @@ def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_age
     )
     assert [two.cluster.on(host, "sh", "-c", f"{search} 2>/dev/null; true") for host in two.nodes] == ["", ""]
 
-    if json.loads((run / "environment.json").read_text())["torch"] == torch.__version__:
-        assert weights_digest(run) == weights_digest(alone(tmp_path, TRAINING.split()))
+    theirs = json.loads((run / "environment.json").read_text())["torch"]
+    assert theirs == torch.__version__, "the image has another torch than this machine: constraints.txt, docker/locks"
+    assert weights_digest(run) == weights_digest(alone(tmp_path, TRAINING.split()))
 
 
 def test_one_dead_host_and_nothing_is_started_anywhere(two: Site) -> None:
@@ -349,16 +349,7 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(two: Site) -> None:
 
 
 def test_without_containers_it_is_a_unit_of_systemd(two: Site) -> None:
-    """The environment is made here, without torch, where provision.yml has not made one."""
-    make = (
-        "test -e /opt/muster/venv && exit; apt-get -qq install -y --no-install-recommends python3-venv python3-psutil; "
-        "mkdir -p /opt/muster; python3 -m venv --system-site-packages --without-pip /opt/muster/venv"
-    )
-    for host in two.nodes:
-        two.cluster.on(host, "sh", "-c", make, timeout_s=120)
-        if two.cluster.on(host, "sh", "-c", "test -e /opt/muster/train || echo none"):
-            copy = ["docker", "cp", f"{ROOT}/train", f"{two.cluster.container(host)}:/opt/muster/"]
-            subprocess.run(copy, check=True, capture_output=True)
+    make_venvs(two)
     launch = two.start("-e", "runtime=venv", *shell(f'echo "<$$ ${{RANK}} $LOCAL_RANK>"; {SAVES}', "unit"))
     launch.wait_for(UP)
     assert re.search(r"<\d+ 0 0>", launch.output), "systemd has words of its own for dollars"

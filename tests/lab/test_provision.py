@@ -43,11 +43,20 @@ def cluster(image: str) -> Iterator[Cluster]:
     print(f"lab of {len(HOSTS)} hosts: {made.seconds:.1f} s")
     try:
         (made.folder / "vars.json").write_text(
-            json.dumps({"muster_image": image, "slurm_accounting": True, "base_firewall": True})
-        )
+            json.dumps({
+                "muster_image": image, "slurm_accounting": True, "base_firewall": True,
+                "muster_cluster_network": networks(made),
+            })
+        )  # fmt: skip
         yield made
     finally:
         made.down()
+
+
+def networks(cluster: Cluster) -> list[str]:
+    """Of the cluster: IPv4, and IPv6 where there is one."""
+    said = sh("docker", "network", "inspect", "--format", "{{json .IPAM.Config}}", cluster.name)
+    return [str(entry["Subnet"]) for entry in json.loads(said)]
 
 
 def provision(cluster: Cluster, *args: str, check: bool = True, **more: object) -> subprocess.CompletedProcess[str]:
@@ -192,6 +201,29 @@ def test_the_firewall_lets_in_ssh_and_the_cluster_alone(cluster: Cluster) -> Non
     assert subprocess.run(["sh", "-c", knock.format(outside, 22)], check=False).returncode == 0
     assert subprocess.run(["sh", "-c", knock.format(cluster.address("node2"), 6818)], check=False).returncode == 0
     assert subprocess.run(["sh", "-c", knock.format(outside, 6818)], check=False, stderr=subprocess.DEVNULL).returncode
+
+
+def test_the_firewall_lets_in_ansible_by_whatever_port_and_either_family(cluster: Cluster) -> None:
+    known = cluster.folder / "hosts" / "known_hosts"
+    address = cluster.address("node3")
+    ports = "/etc/ssh/sshd_config.d/lab.conf"
+    cluster.on("node3", "sh", "-c", f"printf 'Port 2222\\nPort 22\\n' >{ports}; systemctl restart ssh")
+    before = known.read_text()
+    mine = [line for line in before.splitlines() if line.startswith(address)]
+    known.write_text(before + "".join(f"[{address}]:2222 {line.partition(' ')[2]}\n" for line in mine))
+    provision(cluster, "--tags", "base", "--limit", "node3", ansible_port=2222)
+    rules = cluster.on("node3", "nft", "list", "table", "inet", "muster")
+    assert re.search(r"tcp dport \{ 22, 2222 \} accept", rules), rules
+    if cluster.address("head", "6"):
+        assert "ip6 saddr" in rules
+        cluster.on("node3", "systemd-run", "--unit", "door", "python3", "-m", "http.server", "--bind", "::", "7777")
+        knock = f"until </dev/tcp/{cluster.address('node3', '6')}/7777; do sleep 0.1; done"
+        cluster.on("head", "timeout", "10", "bash", "-c", knock)
+        cluster.on("node3", "systemctl", "stop", "door")
+    cluster.on("node3", "sh", "-c", f"rm {ports}; systemctl restart ssh")
+    known.write_text(before)
+    provision(cluster, "--tags", "base", "--limit", "node3")
+    assert "2222" not in cluster.on("node3", "nft", "list", "table", "inet", "muster")
 
 
 def test_provisioning_again_changes_nothing_and_a_running_job_does_not_notice(cluster: Cluster, image: str) -> None:

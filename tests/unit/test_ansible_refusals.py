@@ -84,6 +84,13 @@ def test_one_thing(inventory: Path, playbook: str, args: list[str], words: str) 
     print(f"{playbook} {' '.join(args)}: refused in {took_s:.1f} s")
 
 
+def test_a_misspelt_variable_of_the_inventory(inventory: Path) -> None:
+    inventory.write_text(INVENTORY.replace("slots: 4,", "slots: 4, muster_imgae: x,"))
+    words = ["  muster_imgae: no such variable (inventory, big); did you mean muster_image?"]
+    code, told, _ = play(inventory, "launch.yml")
+    assert (code, told[1:]) == (2, words)
+
+
 def test_the_filter_plans_as_the_command_does(inventory: Path, tmp_path: Path) -> None:
     book = tmp_path / "plan.yml"
     book.write_text(

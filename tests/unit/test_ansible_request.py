@@ -10,7 +10,8 @@ import pytest
 
 from train.launch.options import parse
 from train.launch.plan import make_parser, plan_of
-from train.launch.request import LEASE_S, device_of, launch, misspelt, plan_from
+from train.launch.request import LEASE_S, device_of, launch, plan_from
+from train.launch.spelling import misspelt, misspelt_by_hosts
 
 HOSTS: dict[str, dict[str, Any]] = {
     "b": {"slots": 2, "ansible_host": "10.0.0.2"},
@@ -151,3 +152,36 @@ def test_the_device_follows_from_what_all_hosts_have() -> None:
     device, wrong = device_of("auto", {"a": 8, "b": 0})
     assert (device, len(wrong)) == ("cuda", 1)
     assert "a has GPUs and b has none" in wrong[0]
+
+
+def test_misspelt_variables_of_an_inventory_ours_refused_and_others_told() -> None:
+    known = ["muster_image", "docker_packages", "slurm_partition"]
+    given = {
+        "a": ["muster_imgae", "slot", "docker_package", "inventory_hostname", "address", "muster_cluster_network"],
+        "b": ["muster_imgae", "addresses", "slurm_partitoin", "my_docker_packages", "muster_zzzzzzzz"],
+    }
+    certain, likely = misspelt_by_hosts(given, known)
+    assert certain == [
+        "muster_imgae: no such variable (inventory, a, b); did you mean muster_image?",
+        "muster_zzzzzzzz: no such variable (inventory, b)",
+    ]
+    assert likely == [
+        "docker_package: no such variable (inventory, a); did you mean docker_packages?",
+        "slot: no such variable (inventory, a); did you mean slots?",
+        "slurm_partitoin: no such variable (inventory, b); did you mean slurm_partition?",
+    ]
+
+
+def test_variables_of_a_site_that_cannot_be_and_no_value_is_shown() -> None:
+    good = {"A": "x", "B_1": 2, "C": 1.5, "D": True, "E": "two\nlines"}
+    bad = {"1A": "hidden", "A B": "hidden", "L": ["hidden"], "N": None, "Z": "hidden\0"}
+    assert problems(job_environment=good) == []
+    told = problems(job_environment={**good, **bad})
+    assert told == [
+        "job_environment: '1A' is no name of a variable: letters, digits and _",
+        "job_environment: 'A B' is no name of a variable: letters, digits and _",
+        "job_environment: L must be a text or a number, and is list",
+        "job_environment: N must be a text or a number, and is NoneType",
+        "job_environment: Z has a zero byte in it, which no variable can have",
+    ]
+    assert problems(job_environment="A=1") == ["job_environment: it must be a table: NAME: value"]

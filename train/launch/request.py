@@ -5,7 +5,6 @@ For launchers that start agents on hosts from afar (`ansible/launch.yml`). Touch
 
 from __future__ import annotations
 
-import difflib
 import re
 import secrets
 import shlex
@@ -19,6 +18,7 @@ from train.errors import UsageError
 from train.launch.inventory import InventoryHost
 from train.launch.plan import table
 from train.launch.preflight import quarantine
+from train.launch.spelling import nearest
 from train.launch.topology import Host, Plan, make_plan, port_candidates
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
@@ -83,15 +83,6 @@ class Asked:
         return word
 
 
-def misspelt(given: Sequence[str], known: Sequence[str]) -> list[str]:
-    """Variables that nobody reads, each with the nearest one that somebody does."""
-    return [
-        f"{name}: no such variable{nearest(name, known)}"
-        for name in given
-        if name not in known and not name.startswith("ansible_")
-    ]
-
-
 def plan_from(names: Sequence[str], variables: Mapping[str, Mapping[str, Any]], **more: Any) -> Plan:
     """The plan for hosts of an inventory, in this order: the same as that of `python -m train plan --inventory`.
 
@@ -153,6 +144,7 @@ def launch(
     command, files = _command(given, plan, check_config)
     options = _options(given, None if detach else lease_s)
     grace_s = given.number("grace", 0, float)
+    problems += variable_problems(given.values.get("job_environment") or {})
     told = {} if plan is None else _told(plan, options)
     return {
         "problems": list(dict.fromkeys(problems)), "id": launch_id, "by": by, "names": chosen,
@@ -223,6 +215,21 @@ def _command(given: Asked, plan: Plan | None, check_config: CheckConfig) -> tupl
     return ["run", "--config", config, *overrides], {}
 
 
+def variable_problems(given: object) -> list[str]:
+    """What is wrong with a site's variables for ranks; their values are nobody's business."""
+    if not isinstance(given, Mapping):
+        return ["job_environment: it must be a table: NAME: value"]
+    problems = []
+    for name, value in given.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            problems.append(f"job_environment: {str(name)!r} is no name of a variable: letters, digits and _")
+        elif not isinstance(value, str | int | float):
+            problems.append(f"job_environment: {name} must be a text or a number, and is {type(value).__name__}")
+        elif "\0" in str(value):
+            problems.append(f"job_environment: {name} has a zero byte in it, which no variable can have")
+    return problems
+
+
 def device_of(asked: str, gpus: Mapping[str, int]) -> tuple[str, list[str]]:
     """Where to train, and what speaks against it.
 
@@ -240,12 +247,6 @@ def device_of(asked: str, gpus: Mapping[str, int]) -> tuple[str, list[str]]:
             "say -e muster_device=cpu or leave hosts out by --limit"
         ]
     return ("cuda" if having else "cpu"), []
-
-
-def nearest(word: str, known: Sequence[str]) -> str:
-    """`; did you mean …?` with the known word most like this one, or nothing."""
-    match = difflib.get_close_matches(word, known, n=1, cutoff=0.6)
-    return f"; did you mean {match[0]}?" if match else ""
 
 
 def new_id() -> str:

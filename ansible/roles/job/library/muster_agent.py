@@ -6,6 +6,8 @@ Its options are documented in muster_agent.yml; what is done, in module_utils/mu
 
 from __future__ import annotations
 
+import base64
+import json
 import pathlib
 from typing import Any
 
@@ -29,7 +31,8 @@ def main() -> None:
             "watcher": {"type": "list", "elements": "int", "default": [0, 0]},
             "arguments": strings, "command": strings, "about": table, "files": table,
             "secret": {"type": "str", "no_log": True}, "gpus": {"type": "int", "default": 0},
-            "share": {"type": "bool", "default": False}, "environment": table, "mounts": strings, "options": strings,
+            "share": {"type": "bool", "default": False}, "environment": {"type": "str", "no_log": True},
+            "mounts": strings, "options": strings,
             "code": path,
         },
         required_if=[
@@ -40,7 +43,9 @@ def main() -> None:
         ],
         supports_check_mode=True,
     )  # fmt: skip
-    given = module.params
+    # One word that says nothing: each value that must not be logged is blotted out of all that is told, even a mere 1.
+    variables = json.loads(base64.b64decode(module.params["environment"] or "") or b"{}")
+    given = {**module.params, "environment": variables}  # a copy: Ansible shows its own
     if module.check_mode and given["state"] in ("started", "asked", "ended"):
         module.exit_json(changed=True)
     try:

@@ -3,6 +3,8 @@
 Each launch has a folder, `launch.json` in it, and beside that:
   lock       held by the agent for as long as it lives, whatever becomes of everything else
   lease      touched by whoever watches; `stop WHO` or `kill WHO` in it is an order (train/launch/afar.py)
+  secret     what agents prove their membership with, until the agent has it: a second or two
+  environment  more variables, until the container or unit has them
   console    what the agent and its ranks say
   heartbeat  how far it is, and which run folder it writes
   end.json   how it ended, once somebody has looked
@@ -28,29 +30,42 @@ if TYPE_CHECKING:
 SHM_MB = 1000
 BEGIN_S = 20
 """In which an agent that nobody but itself looks after has taken its lock, or never will."""
+# The secret is read here, and its file goes, before anything of ours is loaded: the agent gets it by a pipe. Whatever
+# ends in between, a secret that lies about is removed by the next launch.
+_BECOME = """unset word
+[ ! -e "$folder/secret" ] || { read -r word <"$folder/secret"; rm -f "$folder/secret"; }
+exec "$@" <<END
+$word
+END
+"""
 # The agent takes the lock (whoever looks whether it is held has it for a moment) and the console, and becomes what it
 # is: nothing stands between it and its container's init.
 TRAMPOLINE = (
-    'exec 9<"$1/lock" && flock --timeout 10 9 || exit 3; console=$1/console; shift; '
-    'echo "what is said goes to $console"; exec "$@" >>"$console" 2>&1'
+    'exec 9<"$1/lock" && flock --timeout 10 9 || exit 3; folder=$1; shift; '
+    'echo "what is said goes to $folder/console"; exec >>"$folder/console" 2>&1\n' + _BECOME
 )
 # Where neither a container's engine nor systemd tells how it ended, the one that waits for it writes that down.
 IN_SESSION = (
-    'exec 9<"$1/lock" && flock --timeout 10 9 || exit 3; folder=$1; shift; '
-    'sh -c \'echo "$$" >"$0/pid"; exec "$@"\' "$folder" "$@" >>"$folder/console" 2>&1; echo "exited $?" >"$folder/exit"'
+    'exec 9<"$1/lock" && flock --timeout 10 9 || exit 3; folder=$1; begin=$2; shift 2; '
+    'sh -c "$begin" "$folder" "$@" >>"$folder/console" 2>&1; echo "exited $?" >"$folder/exit"'
 )
+_BEGIN = 'folder=$0; echo "$$" >"$folder/pid"\n' + _BECOME
+PASSING = ("secret", "environment")
+"""Files that nobody needs once the agent has said a word."""
+LONGEST_LINE = 60_000
+"""In bytes; a longer one Docker does not take from a file."""
 
 
 class RefusalError(Exception):
     """It cannot be, and why."""
 
 
-def run(*command: str, check: bool = True, timeout_s: float = 60, env: dict[str, str] | None = None) -> str:
-    """What a command says, its errors too. Raises RefusalError where it fails."""
+def run(*command: str, check: bool = True, timeout_s: float = 60, more: dict[str, str] | None = None) -> str:
+    """What a command says, its errors too; `more` are variables for it. Raises RefusalError where it fails."""
     try:
         done = subprocess.run(  # noqa: S603 - words of ours, no shell
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True,
-            errors="replace", timeout=timeout_s, check=False, env=env,
+            errors="replace", timeout=timeout_s, check=False, env={**os.environ, **(more or {})},
         )  # fmt: skip
     except FileNotFoundError:
         raise RefusalError(f"{command[0]} is not there: run provision.yml") from None
@@ -73,6 +88,16 @@ def load(path: pathlib.Path) -> dict[str, Any]:
 def python_of(given: dict[str, Any]) -> pathlib.Path:
     """The Python that jobs without containers run with."""
     return pathlib.Path(given.get("python") or f"{given['home']}/venv/bin/python")
+
+
+def variables(given: dict[str, Any]) -> dict[str, str]:
+    """More variables for the agent, as texts."""
+    return {name: str(value) for name, value in given["environment"].items()}
+
+
+def in_quotes(value: str) -> str:
+    """As systemd's files of variables have it; lines may end within."""
+    return '"' + "".join("\\" + letter if letter in '"\\`$' else letter for letter in value) + '"'
 
 
 def is_running(folder: pathlib.Path) -> bool:
@@ -139,8 +164,9 @@ class Agent:
     """The agent of one launch on this host."""
 
     def __init__(self, base: pathlib.Path, launch: str) -> None:
-        self.folder = base / launch
+        self.folder, self.code = base / launch, base / "code" / launch
         self.name = f"muster-{launch}"
+        self.is_begun = False
         self._is_in(load(self.folder / "launch.json").get("runtime"))
 
     def _is_in(self, runtime: str | None) -> None:
@@ -154,33 +180,36 @@ class Agent:
         self._write_folder(given)
         python = "python" if self.in_container else str(python_of(given))
         more = ["--lease-file", str(self.folder / "lease"), "--runs-dir", given["runs"]]
+        more += ["--secret-stdin"] if given["secret"] else []
         command = [word.replace("{files}", str(self.folder)) for word in given["command"]]
         words = [python, "-m", "train", "node", *given["arguments"], *more, "--", *command]
         if not self.in_container and not self.in_unit:
             self._start_session(given, words)
             return
-        host = self._docker(given) if self.in_container else self._systemd(given)
+        host, passed_on = self._docker(given) if self.in_container else (self._systemd(given), {})
+        self.is_begun = True
         words = ["sh", "-c", TRAMPOLINE, "sh", str(self.folder), *words]
         # systemd puts variables of its own in the place of ${NAME}, and $ in that of $$.
-        run(*host, *(word.replace("$", "$$") if self.in_unit else word for word in words))
+        run(*host, *(word.replace("$", "$$") if self.in_unit else word for word in words), more=passed_on)
 
     def inspect(self, given: dict[str, Any], wait_s: float) -> str:
         """What `python -m train preflight` says where an agent would run: its image, user, limits and folders."""
         self._is_in(given["runtime"])
         self._write_folder(given)
         python = "python" if self.in_container else str(python_of(given))
-        words = [python, "-m", "train", "preflight", *given["arguments"], "--runs-dir", given["runs"]]
+        secret = ["--secret-file", str(self.folder / "secret")]
+        words = [python, "-m", "train", "preflight", *given["arguments"], "--runs-dir", given["runs"], *secret]
         try:
             if self.in_container:
-                host = self._docker(given)
+                host, more = self._docker(given)
                 host[host.index("--detach")] = "--rm"
-                return run(*host, *words, check=False, timeout_s=wait_s)
-            if self.in_unit:
-                host = self._systemd(given)
+            elif self.in_unit:
+                host, more = self._systemd(given), {}
                 host[1:1] = ["--pipe", "--wait"]
-                return run(*host, *(word.replace("$", "$$") for word in words), check=False, timeout_s=wait_s)
-            environment = {"PYTHONPATH": given["home"], **self._environment(given)}
-            return run(*words, check=False, timeout_s=wait_s, env={**os.environ, **environment})
+                words = [word.replace("$", "$$") for word in words]
+            else:
+                host, more = [], {"PYTHONPATH": given["home"], **self._own_variables(given), **variables(given)}
+            return run(*host, *words, check=False, timeout_s=wait_s, more=more)
         finally:
             if self.in_container:
                 run("docker", "rm", "--force", "--volumes", self.name, check=False)
@@ -189,12 +218,14 @@ class Agent:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_session(self, given: dict[str, Any], words: list[str]) -> None:
-        more = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._environment(given)}
+        own = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._own_variables(given)}
+        more = {**own, **variables(given)}
         subprocess.Popen(  # noqa: S603 - words of ours, and none of a shell's
-            ["sh", "-c", IN_SESSION, "sh", str(self.folder), *words],  # noqa: S607
+            ["sh", "-c", IN_SESSION, "sh", str(self.folder), _BEGIN, *words],  # noqa: S607
             cwd=given["code"] or given["home"], env={**os.environ, **more}, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
+        self.is_begun = True
 
     def _write_folder(self, given: dict[str, Any]) -> None:
         uid, (watcher, group) = given["uid"], given["watcher"]
@@ -204,25 +235,30 @@ class Agent:
         about = {**given["about"], "id": given["launch"], "by": given["by"], "runtime": given["runtime"]}
         texts = {
             "launch.json": json.dumps({**about, "since": time.time()}) + "\n", "lock": "", "lease": "",
-            "secret": (given["secret"] or "") + "\n", **given["files"],
+            **given["files"],
         }  # fmt: skip
+        if given["secret"]:
+            texts["secret"] = given["secret"] + "\n"
         for name, text in texts.items():
-            mode = 0o600 if name == "secret" else 0o644
-            descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                os.fchmod(descriptor, mode)
-                os.fchown(descriptor, *((watcher, group) if name == "lease" else (uid, gid)))
-                file.write(text)
+            self._write(name, text, *((watcher, group) if name == "lease" else (uid, gid)))
 
-    def _environment(self, given: dict[str, Any]) -> dict[str, str]:
-        return {
-            "MUSTER_RUNS_DIR": given["runs"],
-            "MUSTER_SECRET_FILE": str(self.folder / "secret"),
-            "MUSTER_HEARTBEAT_FILE": str(self.folder / "heartbeat"),
-            **{name: str(value) for name, value in given["environment"].items()},
-        }
+    def _write(self, name: str, text: str, uid: int = -1, gid: int = -1) -> str:
+        """A new file in the launch's folder; its path. Whoever else is on the host sees none of what is passing."""
+        mode = 0o600 if name in PASSING else 0o644
+        descriptor = os.open(self.folder / name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as file:
+            os.fchmod(descriptor, mode)
+            os.fchown(descriptor, uid, gid)
+            file.write(text)
+        return str(self.folder / name)
 
-    def _docker(self, given: dict[str, Any]) -> list[str]:
+    def _own_variables(self, given: dict[str, Any]) -> dict[str, str]:
+        """Those that a site does not set itself."""
+        own = {"MUSTER_RUNS_DIR": given["runs"], "MUSTER_HEARTBEAT_FILE": str(self.folder / "heartbeat")}
+        return {name: value for name, value in own.items() if name not in given["environment"]}
+
+    def _docker(self, given: dict[str, Any]) -> tuple[list[str], dict[str, str]]:
+        """The client's words, and variables that it is to pass on by name."""
         words = [
             "docker", "run", "--detach", "--pull", "never", "--name", self.name,
             "--label", f"muster.launch={given['launch']}", "--network", "host",
@@ -241,9 +277,16 @@ class Agent:
         for mount in [*mounts, *given["mounts"]]:
             words += ["--volume", mount]
         checks = {"MUSTER_GPUS": given["gpus"], "MUSTER_SHM_MB": SHM_MB}
-        for name, value in {**checks, **self._environment(given)}.items():
+        for name, value in {**checks, **self._own_variables(given)}.items():
             words += ["--env", f"{name}={value}"]
-        return [*words, *given["options"], given["image"]]
+        told = variables(given)
+        # A file of Docker's has a variable in each line, whatever its length.
+        passed_on = {n: v for n, v in told.items() if {*v} & {*"\r\n"} or len(v.encode()) > LONGEST_LINE}
+        lines = "".join(f"{name}={value}\n" for name, value in told.items() if name not in passed_on)
+        words += ["--env-file", self._write("environment", lines)] if lines else []
+        for name in passed_on:
+            words += ["--env", name]
+        return [*words, *given["options"], given["image"]], passed_on
 
     def _systemd(self, given: dict[str, Any]) -> list[str]:
         uid = str(given["uid"])
@@ -254,11 +297,15 @@ class Agent:
             "ExecStopPost": f"+/bin/sh -c 'echo \"$EXIT_CODE $EXIT_STATUS\" >{self.folder}/exit'",
         }  # fmt: skip
         words += [f"--property={name}={value}" for name, value in properties.items()]
-        environment = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._environment(given)}
-        return [*words, *(f"--setenv={name}={value}" for name, value in environment.items()), "--"]
+        told = variables(given)
+        if told:
+            lines = "".join(f"{name}={in_quotes(value)}\n" for name, value in told.items())
+            words.append(f"--property=EnvironmentFile={self._write('environment', lines)}")
+        own = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._own_variables(given)}
+        return [*words, *(f"--setenv={name}={value}" for name, value in own.items()), "--"]
 
     def wait_for_a_word(self, wait_s: float) -> None:
-        """Until it has said something: by then it has read the secret, which goes. Raises RefusalError."""
+        """Until it has said something: by then it has what is passing, which goes. Raises RefusalError."""
         deadline = time.monotonic() + wait_s
         try:
             while not lines_of(self.folder / "console", 1):
@@ -268,7 +315,13 @@ class Agent:
                     raise RefusalError(f"the agent has not said a word for {wait_s:g} s")
                 time.sleep(0.1)
         finally:
-            (self.folder / "secret").unlink()
+            self.forget()
+
+    def forget(self) -> None:
+        """What is passing goes."""
+        for name in PASSING:
+            with contextlib.suppress(FileNotFoundError):
+                (self.folder / name).unlink()
 
     def _is_up(self) -> bool:
         """Whether its container or unit runs."""
@@ -311,6 +364,7 @@ class Agent:
     def conclude(self) -> dict[str, Any]:
         """How it ended; whoever asks first writes it down and tidies up."""
         file = self.folder / "end.json"
+        self.forget()
         if not file.exists():
             heartbeat = load(self.folder / "heartbeat")
             end = {
@@ -320,6 +374,8 @@ class Agent:
             }  # fmt: skip
             if self.in_container:
                 run("docker", "rm", "--force", "--volumes", self.name, check=False)
+            if not (end["run"] or end["start_id"]):  # no rank has started: its code is of no use to anybody
+                shutil.rmtree(self.code, ignore_errors=True)
             file.write_text(json.dumps(end) + "\n", encoding="utf-8")
         return load(file)
 

@@ -42,6 +42,7 @@ HEARTBEAT_FILE = "MUSTER_HEARTBEAT_FILE"  # an agent touches it each second: for
 
 LOG_ONLY = "\x1e"  # a line of output that starts with this goes to the rank's log, not to the console
 STOP_FILE = "STOP"  # in a run folder: please stop
+TIMES_FILE, LIVE_FILE = "times.jsonl", "live.json"  # in a run folder: where each rank's time went, and how far it is
 STOP_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,

@@ -14,7 +14,7 @@ from tests.ranks import run_ranks
 from train import loop
 from train.seam import Activity
 
-SLOW_S, STEPS = 0.03, 12
+SLOW_S, STEPS = 0.05, 12
 WAYS = {
     "ddp": ["strategy.name=ddp"],
     "ddp, two micro-batches": ["strategy.name=ddp", "batch.accumulation=2"],
@@ -62,6 +62,6 @@ def test_the_slow_rank_computes_and_the_other_waits() -> None:
     for name in WAYS:
         asleep_s = (STEPS - 1) * SLOW_S * (2 if "two" in name else 1)  # the first step is apart
         assert slow[name][0] >= asleep_s, name
-        assert slow[name][1] < 0.3 * asleep_s, name
+        assert slow[name][1] < 0.5 * asleep_s, name
         assert quick[name][1] >= 0.7 * asleep_s, (name, quick[name])
-        assert quick[name][0] < 0.3 * asleep_s, (name, quick[name])
+        assert quick[name][0] < 0.5 * asleep_s, (name, quick[name])

@@ -55,7 +55,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands[arguments[0]](arguments[1:])
 
 
-_TOOLS = {"drill": "checks.drill", "checkpoints": "shelf", "sample": "sample"}
+_TOOLS = {"drill": "checks.drill", "checkpoints": "shelf", "sample": "sample", "report": "report.command"}
 """Commands of the training plane beside `run`, and their modules."""
 
 

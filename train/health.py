@@ -8,6 +8,7 @@ torch's seconds of loading.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Mapping
@@ -29,6 +30,8 @@ class Health:
         self._page = StatusPage(path)
         self._page.saved(-1)
         self._config = RuntimeConfig()
+        self.doing = self._page.doing
+        """What this rank's time goes into from here on."""
         self.has_agent = path is not None
         """Whether an agent watches: then it judges hangs, keeps the log and writes the verdict."""
         self.phase = Phase.STARTING
@@ -53,7 +56,7 @@ class Health:
     def start(self, config: RuntimeConfig) -> None:
         """From here on this rank tells how far it is; `config` has its time-outs."""
         self._config = config
-        self._page.open_as_rank(config.budget_s(Phase.STARTING))
+        self._page.open_as_rank(config.budget_s(Phase.STARTING), _born_s())
 
     def beat(self, step: int) -> None:
         """It got on: `step` steps are done. Once a step or batch: this must cost nothing."""
@@ -63,6 +66,10 @@ class Health:
         """From here on this phase's time-out counts."""
         self.phase = phase
         self._page.enter(phase, step, self._config.budget_s(phase))
+
+    def times_s(self) -> list[float]:
+        """Seconds in each `Activity` until now."""
+        return self._page.times_s(time.monotonic())
 
     def saved(self, step: int) -> None:
         """There is a good checkpoint of that step."""
@@ -112,3 +119,14 @@ class Health:
             stand["no_flight_record"] = repr(error)
             groups = []
         self._write("flight.json", evidence.fit(stand, groups))
+
+
+def _born_s() -> float:
+    """When this process was started, on the monotonic clock (proc(5): field 22 of stat, in ticks since the boot)."""
+    now_s = time.monotonic()
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return now_s
+    return now_s - age_s if 0 <= age_s <= now_s else now_s

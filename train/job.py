@@ -31,7 +31,7 @@ from train.replicas import check_replicas
 from train.resume import resume
 from train.run_folder import RunFolder, open_run
 from train.runtime import Runtime
-from train.seam import Exit, Phase
+from train.seam import Activity, Exit, Phase
 from train.state import Job
 from train.stop import StopRequest
 from train.strategies import STRATEGIES, DataParallel, make_strategy
@@ -54,10 +54,12 @@ def run(config: Config, options: LaunchOptions, me: Identity, health: Health) ->
     stop = StopRequest(health, deadline)
     who = f"rank {me.rank} ({socket.gethostname()})"
     with in_words(who, lambda: (Phase.STARTING, "while starting")):
+        health.doing(Activity.JOINING)
         runtime = Runtime(
             me, config.runtime, threads=config.train.threads, group=STRATEGIES[config.strategy.name].needs_group,
             has_agent=health.has_agent,
         )  # fmt: skip
+        health.doing(Activity.PREPARING)
         data = runtime.together(lambda: open_data(config.data, config.train.seed))
         runtime.agree({**_settings(config), "torch": torch.__version__, "data": data.fingerprint}, ADVICE)
         job = build(config, runtime, data, stop, health)  # before there is a folder: what is refused leaves none

@@ -13,7 +13,7 @@ from train.meter import Meter, Step
 from train.models import count_correct
 from train.optim import learning_rate, scale_and_clip
 from train.replicas import check_replicas
-from train.seam import Phase
+from train.seam import Activity, Phase
 from train.state import Evaluation, Job, save
 from train.tally import Tally
 
@@ -30,7 +30,7 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
     _make_up(job, meter)
     job.health.enter(Phase.FIRST_STEP, progress.step)
 
-    for window in job.batches.windows(progress.step, job.steps):
+    for window in job.timing.of_data(job.batches.windows(progress.step, job.steps)):
         step = progress.step + 1
         if step == first:
             strategy.settle(precision.cast(window[0].tensors))
@@ -53,16 +53,19 @@ def fit(job: Job) -> bool:  # noqa: PLR0912, PLR0915
                 if is_last:
                     tally = Tally(runtime, step, loss_sum, count, job.asked_to_stop())
                 precision.backward(micro_sum * (strategy.loss_scale / usual_count))
+        job.timing.doing(Activity.WAITING)
         strategy.reduce_gradients()
 
         precision.unscale(job.optimizer)
         is_logged = step % config.train.log_every == 0 or step == job.steps
         gradients = [p.grad for p in parameters if p.grad is not None]
         true_count = tally.count()
+        job.timing.doing(Activity.OPTIMIZER)
         correction = usual_count / (true_count + (true_count == 0))  # no items, no gradient: any factor will do
         norm = scale_and_clip(gradients, correction, config.optim.clip_norm, measure=is_logged)
         progress.updates += precision.step(job.optimizer)
         job.optimizer.zero_grad()
+        job.timing.doing(Activity.WAITING)
         strategy.sync_buffers()
         progress.step = step
         if job.samples is not None:

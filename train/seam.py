@@ -42,6 +42,7 @@ HEARTBEAT_FILE = "MUSTER_HEARTBEAT_FILE"  # an agent touches it each second: for
 
 LOG_ONLY = "\x1e"  # a line of output that starts with this goes to the rank's log, not to the console
 STOP_FILE = "STOP"  # in a run folder: please stop
+TIMES_FILE, LIVE_FILE = "times.jsonl", "live.json"  # in a run folder: where each rank's time went, and how far it is
 STOP_SIGNALS = (
     signal.SIGINT,
     signal.SIGTERM,
@@ -75,6 +76,38 @@ class Phase(IntEnum):
         return self.name.lower().replace("_", " ")
 
 
+class Activity(IntEnum):
+    """What a rank's time goes into. It is in exactly one at any moment, so all of them add up to its whole life."""
+
+    LOADING = 0  # from the process's start: Python, torch
+    JOINING = 1  # until all ranks have met
+    PREPARING = 2  # data, model, checkpoint
+    FIRST_STEP = 3  # as a whole: it compiles and fills caches
+    DATA = 4
+    COMPUTING = 5  # forward and backward
+    WAITING = 6  # for the other ranks' gradients
+    OPTIMIZER = 7
+    EVALUATION = 8
+    SAVING = 9
+    OTHER = 10  # rows of metrics, comparisons of replicas
+    ENDING = 11
+
+    @property
+    def words(self) -> str:
+        """As said to people."""
+        return self.name.lower().replace("_", " ")
+
+
+_ACTIVITY = {
+    Phase.STARTING: Activity.LOADING,
+    Phase.FIRST_STEP: Activity.FIRST_STEP,
+    Phase.STEP: Activity.OTHER,  # until it says more
+    Phase.EVALUATION: Activity.EVALUATION,
+    Phase.SAVING: Activity.SAVING,
+    Phase.ENDING: Activity.ENDING,
+}
+
+
 class Status(NamedTuple):
     """What a rank told last."""
 
@@ -97,14 +130,16 @@ _BEAT = struct.Struct("=IQQ")  # phase, step, progress in ns: the part that chan
 _FLAG = struct.Struct("=I")
 _PHASE_AT, _BUDGET_AT, _SAVED_AT = 4, 24, 32
 _STOP_AT, _DUMP_AT = 64, 68
+_TIMES_AT = 128
+_TIMES = struct.Struct(f"=dd{len(Activity)}d")  # activity now, since when (monotonic clock), seconds in each before
 PAGE_BYTES = 4096
 
 
 class StatusPage:
     """A rank's status page, seen from either side.
 
-    The rank calls `open_as_rank`, `beat`, `enter`, `saved` and reads `stop_asked`, `evidence_asked`;
-    the agent makes the page, calls `ask_to_stop`, `ask_for_evidence` and `read`.
+    The rank calls `open_as_rank`, `beat`, `enter`, `doing`, `saved` and reads `stop_asked`, `evidence_asked`;
+    the agent makes the page, calls `ask_to_stop`, `ask_for_evidence`, `read` and `times_s`.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -115,6 +150,8 @@ class StatusPage:
         else:
             with path.open("r+b") as file:
                 self._map = mmap.mmap(file.fileno(), PAGE_BYTES)
+        self._times = memoryview(self._map)[_TIMES_AT : _TIMES_AT + _TIMES.size].cast("d")
+        self._at, self._since_s, self._is_whole = 2, time.monotonic(), False
 
     @classmethod
     def make(cls, path: Path) -> StatusPage:
@@ -134,8 +171,10 @@ class StatusPage:
 
     # The rank's side.
 
-    def open_as_rank(self, budget_s: float) -> None:
-        """This rank knows of status pages; it may take `budget_s` until its first step."""
+    def open_as_rank(self, budget_s: float, born_s: float | None = None) -> None:
+        """This rank, alive since `born_s`, knows of status pages; it may take `budget_s` until its first step."""
+        self._since_s = time.monotonic() if born_s is None else born_s
+        _TIMES.pack_into(self._map, _TIMES_AT, Activity.LOADING, self._since_s, *[0.0] * len(Activity))
         _TOLD.pack_into(self._map, 0, _MAGIC, Phase.STARTING, 0, time.monotonic_ns(), budget_s, -1, 0)
 
     def beat(self, phase: Phase, step: int) -> None:
@@ -143,9 +182,20 @@ class StatusPage:
         _BEAT.pack_into(self._map, _PHASE_AT, phase, step, time.monotonic_ns())
 
     def enter(self, phase: Phase, step: int, budget_s: float) -> None:
-        """A beat that also sets how long this phase may take without another."""
+        """A beat that also sets how long this phase may take without another, and what time goes into at first."""
+        self._is_whole = False
+        self.doing(_ACTIVITY[phase])
+        self._is_whole = phase is Phase.FIRST_STEP
         struct.pack_into("=d", self._map, _BUDGET_AT, budget_s)
         self.beat(phase, step)
+
+    def doing(self, activity: Activity) -> None:
+        """What the rank's time goes into from here on. It is called several times a step, and only stores."""
+        if not self._is_whole:
+            times, value, now_s = self._times, activity._value_, time.monotonic()
+            times[self._at] += now_s - self._since_s
+            times[0], times[1] = value, now_s
+            self._at, self._since_s = value + 2, now_s
 
     def saved(self, step: int) -> None:
         """There is a good checkpoint of this step."""
@@ -174,6 +224,20 @@ class StatusPage:
         magic, phase, step, progress_ns, budget_s, saved_step, _ = told
         return Status(magic == _MAGIC, step, Phase(phase), progress_ns / 1e9, budget_s, saved_step)
 
+    def times_s(self, now_s: float) -> list[float]:
+        """Seconds that went into each `Activity` until then, of the monotonic clock; empty before the rank tells."""
+        told = _TIMES.unpack_from(self._map, _TIMES_AT)
+        for _ in range(3):  # the rank may be writing just now
+            again = _TIMES.unpack_from(self._map, _TIMES_AT)
+            if again == told:
+                break
+            told = again
+        doing, since_s, *sums = told
+        if not since_s:
+            return []
+        sums[int(doing)] += max(0.0, now_s - since_s)
+        return sums
+
     def ask_to_stop(self) -> None:
         """Stop, please."""
         _FLAG.pack_into(self._map, _STOP_AT, 1)
@@ -184,4 +248,5 @@ class StatusPage:
 
     def close(self) -> None:
         """Let go of it."""
+        self._times.release()
         self._map.close()

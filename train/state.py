@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
@@ -19,8 +20,9 @@ from train.precision import Precision
 from train.progress import StepLine
 from train.runtime import Runtime
 from train.saver import Saver, refuse_non_finite
-from train.seam import Phase
+from train.seam import Activity, Phase
 from train.strategies import Strategy
+from train.timing import Timing
 
 
 @dataclass(frozen=True)
@@ -91,8 +93,15 @@ class Job:
         """Whether the last step is done, and evaluated."""
         return self.progress.step == self.progress.evaluated_step == self.steps
 
+    @cached_property
+    def timing(self) -> Timing:
+        """Where the time of steps goes."""
+        is_plain = self.runtime.world_size > 1 and not self.config.model.compile
+        return Timing(self.health, self.runtime.device, self.strategy if is_plain else None)
+
     def end_step(self) -> None:
         """A step is done; after the first one, the time-out of every step counts."""
+        self.timing.doing(Activity.OTHER)
         self.health.beat(self.progress.step)
         if self.health.phase is not Phase.STEP:
             self.runtime.end_first_step()

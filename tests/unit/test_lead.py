@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.supervised import Job
+from train.launch.chronicle import Chronicle
+from train.launch.folder import Folder
 from train.launch.lead import Leader
 
 ENDED = {"kind": "rank_ended", "rank": 1, "code": 1, "step": None, "oom": False, "lines": [], "by_us": False}
+BEAT = {"kind": "beat", "ranks": [], "quiet_s": 0.0}
 
 
 class Peer:
@@ -41,6 +44,11 @@ class Peer:
         {"kind": "failed", "words": "x", "exit_code": 99},
         {"kind": "beat", "ranks": [[1]], "quiet_s": 0.0},
         {"kind": "beat"},
+        {**BEAT, "facts": [[1, 300, 2.5, ["long"]]]},
+        {**BEAT, "facts": [[0, 300, 2.5, [7]]]},
+        {**BEAT, "facts": [[1, 300, 2.5]]},
+        {**BEAT, "facts": [[1, 300, 2.5, [7] * 99]]},
+        {**BEAT, "facts": 7},
         {},
     ],
 )
@@ -48,6 +56,7 @@ def test_a_message_that_cannot_be_understood_costs_that_host_alone(message: dict
     job, peer = Job(), Peer(message)
     leader: Any = Leader.__new__(Leader)
     leader.supervisor, leader._wires, leader._is_due = job.supervisor, {1: peer}, True
+    leader._chronicle = Chronicle(cast(Folder, None), job.supervisor, job.now_s)
     leader.clock = SimpleNamespace(now=lambda: job.now_s)
     asyncio.run(leader._hear(1, peer))
     assert peer.is_aborted

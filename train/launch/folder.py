@@ -15,7 +15,9 @@ from typing import IO, Any
 
 from train.errors import UsageError
 from train.launch.output import Writer
-from train.seam import STOP_FILE
+from train.seam import LIVE_FILE, STOP_FILE, TIMES_FILE
+
+_OWN = ("plan.json", "events.jsonl", LIVE_FILE, TIMES_FILE, ".lock")
 
 
 class Folder:
@@ -71,8 +73,20 @@ class Folder:
     def record(self, event: str, **facts: Any) -> None:
         """Add a line to `events.jsonl`."""
         if self._node_rank == 0:
-            row = {"time": time.time(), "t_s": round(time.monotonic() - self._began_s, 3), "event": event, **facts}
-            self._append("events.jsonl", json.dumps(row) + "\n")
+            self.add("events.jsonl", event=event, **facts)
+
+    def add(self, name: str, **facts: Any) -> None:
+        """Add a line to a file of JSON lines, with the time."""
+        self._append(name, json.dumps({**self._now(), **facts}) + "\n")
+
+    def tell_live(self, **facts: Any) -> None:
+        """Write `live.json`, what there is to see just now; missed where the disk is slow or full."""
+        if self.path is not None:
+            path, text = self.path / LIVE_FILE, json.dumps({**self._now(), **facts}) + "\n"
+            self._writer.put(len(text), lambda: _replace(path, text))
+
+    def _now(self) -> dict[str, float]:
+        return {"time": time.time(), "t_s": round(time.monotonic() - self._began_s, 3)}
 
     def write(self, name: str, content: Mapping[str, Any]) -> None:
         """Write a JSON file."""
@@ -125,7 +139,7 @@ def _take_back(path: Path) -> None:
     if (path / "environment.json").exists():  # a run of ours has begun there
         return
     shutil.rmtree(path / "logs", ignore_errors=True)
-    for file in (path / "plan.json", path / "events.jsonl", path / ".lock", *path.glob(".agent*.lock")):
+    for file in (*(path / name for name in _OWN), *path.glob(".agent*.lock")):
         file.unlink(missing_ok=True)
     with contextlib.suppress(OSError):
         path.rmdir()

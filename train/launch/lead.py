@@ -16,6 +16,7 @@ from typing import Any
 from train import network
 from train.errors import UsageError
 from train.launch import wire
+from train.launch.chronicle import Chronicle
 from train.launch.clock import AwakeClock
 from train.launch.half import Half, asleep
 from train.launch.node import Node
@@ -36,6 +37,7 @@ class Leader(Half):
     def __init__(self, options: NodeOptions, node: Node, console: Console, clock: AwakeClock) -> None:
         super().__init__(options, node, console, clock)
         self.supervisor = Supervisor(self.terms, self._send, self._record, self._free_port, clock.tick())
+        self._chronicle = Chronicle(node.folder, self.supervisor, clock.now())
         self._server: asyncio.Server | None = None
         self._wires: dict[int, Wire] = {}
         self._callers: dict[asyncio.StreamWriter, None] = {}
@@ -59,6 +61,7 @@ class Leader(Half):
 
     def tell(self, message: Message) -> None:
         """Its own node speaks to the supervisor directly."""
+        self._chronicle.hear(0, message)
         self.supervisor.hear(0, message, self.clock.now())
         self._soon()
 
@@ -68,6 +71,7 @@ class Leader(Half):
             self.supervisor.sleep(asleep(self.clock.slept_s), now_s)
             self.clock.slept_s = 0.0
         self.supervisor.tick(now_s)
+        self._chronicle.tick(now_s)
         if self.supervisor.verdict is not None:
             super().decide(self.supervisor.verdict)
 
@@ -93,6 +97,7 @@ class Leader(Half):
 
     def _record(self, event: str, **facts: Any) -> None:
         self.node.folder.record(event, **facts)
+        self._chronicle.note(event)
         if event == "restart":
             self.console.say(f"{facts['after']}\nstarting again ({facts['number']} of {facts['of']}), {facts['where']}")
         elif event == "port taken":
@@ -172,6 +177,7 @@ class Leader(Half):
         try:
             while True:
                 message = await peer.receive()
+                self._chronicle.hear(node_rank, message)
                 self.supervisor.hear(node_rank, message, self.clock.now())
                 if message["kind"] != "beat":
                     self._soon()

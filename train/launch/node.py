@@ -19,6 +19,7 @@ from train.launch import keeper
 from train.launch.afar import slowest, write_heartbeat
 from train.launch.clock import LOST_AFTER_S
 from train.launch.environment import INTERFACE_VARIABLES, Place, rank_environment
+from train.launch.facts import every_s, facts_of
 from train.launch.folder import Folder
 from train.launch.keeper_pipe import KeeperPipe
 from train.launch.output import Console, RankLog, RankOutput, Writer
@@ -70,7 +71,7 @@ class Node:
         """How often ranks were started."""
         self._at_once = self._aborting = self._stopping = False
         self._paused: list[Rank] = []
-        self._beat_s = 0.0
+        self._beat_s = self._facts_s = 0.0
         self._awake_since_s = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
         self._is_ours = terms.is_ours
@@ -273,7 +274,7 @@ class Node:
             rank.output.finish()
         gpus = Path("/dev/nvidia0").exists()
         report = rank.end_report(gpu=self.ranks.index(rank) if gpus else None)
-        self._tell({**report, "by_us": self._end is not None or self._aborting})
+        self._tell({**report, "by_us": self._end is not None or self._aborting, "facts": [facts_of(rank)]})
 
     def tick(self, now_s: float, awake_since_s: float) -> None:
         """Time has passed: look after the run folder, and each second tell how far the ranks are."""
@@ -296,7 +297,10 @@ class Node:
         self.tell_afar(slowest(rows))
         now_s = time.monotonic()
         quiet_s = min((now_s - max(rank.output.heard_s, awake_since_s) for rank in self.ranks), default=0.0)
-        self._tell({"kind": "beat", "ranks": rows, "quiet_s": round(quiet_s, 1)})
+        facts: list[list[Any]] = []
+        if now_s - self._facts_s > every_s(self.terms.plan.world_size) - 0.5:
+            self._facts_s, facts = now_s, [facts_of(rank) for rank in self.ranks if rank.code is None]
+        self._tell({"kind": "beat", "ranks": rows, "quiet_s": round(quiet_s, 1), "facts": facts})
         if self.folder.take_stop_file():
             self._tell({"kind": "stop", "by": "the STOP file", "now": False})
 

@@ -131,7 +131,7 @@ class Rank:
     def signal_program(self, number: int) -> None:
         """Send a signal to the program: not to its data workers, which would die of it while it saves."""
         if self.pid and self.code is None:
-            for pid in _programs(self.pid):
+            for pid in programs(self.pid):
                 with contextlib.suppress(OSError):
                     os.kill(pid, number)
 
@@ -161,6 +161,11 @@ class Rank:
             allowed_s = max(allowed_s, SLOW_STEPS * sorted(self._steps)[len(self._steps) // 2])
         return status, now_s - max(status.progress_s, awake_since_s) - allowed_s
 
+    @property
+    def step_s(self) -> float:
+        """How long its last steps took on average, each; 0 before there were two."""
+        return self._steps[-1] if self._steps else 0.0
+
     def end_report(self, *, gpu: int | None) -> dict[str, Any]:
         """How it ended, for agent 0."""
         assert self.code is not None
@@ -182,7 +187,7 @@ class Rank:
     def evidence(self) -> dict[str, Any]:
         """What can be told of a rank that hangs."""
         return {
-            "state": _state_of(_programs(self.pid)) if self.code is None else None,
+            "state": _state_of(programs(self.pid)) if self.code is None else None,
             "stack": self.output.stack[:100],
             "flight": self._beside("flight.json"),
         }
@@ -230,7 +235,7 @@ def _state_of(pids: Sequence[int]) -> str | None:
     return "T" if "T" in states else next(iter(states), None)
 
 
-def _programs(pid: int) -> list[int]:
+def programs(pid: int) -> list[int]:
     """The process; of a shell what it runs: the shell would die of a signal, and hide how the program ended."""
     try:
         name = Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
@@ -240,7 +245,7 @@ def _programs(pid: int) -> list[int]:
         return [pid]
     if name not in _SHELLS or not children or caught >> (signal.SIGTERM - 1) & 1:
         return [pid]
-    return [program for child in children for program in _programs(int(child))]
+    return [program for child in children for program in programs(int(child))]
 
 
 def reap() -> list[tuple[int, int]]:

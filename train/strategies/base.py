@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import ClassVar
@@ -55,6 +56,10 @@ class Strategy(ABC):
     def hold_gradients(self) -> AbstractContextManager[object]:
         """Around forward and backward of every micro-batch but the last: keep gradients here, do not send them."""
         return nullcontext()
+
+    def before_waiting(self, mark: Callable[[], None]) -> None:
+        """Where backward itself waits for other ranks: call `mark` from now on in each step just before it does."""
+        return
 
     def reduce_gradients(self) -> None:
         """After the last backward: make the gradients those of the global batch, if that is not done yet."""

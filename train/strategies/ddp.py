@@ -2,12 +2,14 @@
 
 # No `from __future__ import annotations` here: torch reads the hook's annotations as they stand.
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.variable import Variable
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDDP
 
@@ -59,6 +61,20 @@ class DistributedDataParallel(Strategy):
     def hold_gradients(self) -> AbstractContextManager[object]:
         """No all-reduce until the last micro-batch."""
         return self.ddp.no_sync()
+
+    def before_waiting(self, mark: Callable[[], None]) -> None:
+        """Backward runs what was queued for its end in order, and torch queues its waiting behind the last gradient.
+
+        So what is queued by any gradient comes before. A model that does not use its last parameter has no such mark.
+        """
+        ddp, engine = self.ddp, Variable._execution_engine
+
+        def queue(_: torch.Tensor) -> None:
+            if ddp.require_backward_grad_sync:
+                engine.queue_callback(mark)
+
+        trained = [parameter for parameter in self.module.parameters() if parameter.requires_grad]
+        trained[-1].register_post_accumulate_grad_hook(queue)
 
     def _add_hook(self) -> None:
         group = self.runtime.group(Phase.STEP)

@@ -1,0 +1,172 @@
+"""Sections about time: where it went, who was slow, how long it took to get going."""
+
+from __future__ import annotations
+
+from train.report.image import LEVELS, colour_of, data_uri, png
+from train.report.ledger import CATEGORIES, IN_STEPS, Ledger, Start
+from train.report.read import RankTimes, Run
+from train.report.straggle import SLOW, Heat
+from train.report.style import kind_of
+from train.report.svg import WIDTH, Bar, bar_chart, bar_legend
+from train.report.words import duration, figure, section, table, text
+from train.seam import Activity
+
+_MOST_BARS = 512
+_MOST_HOSTS = 64
+_UP = (Activity.LOADING, Activity.JOINING, Activity.PREPARING, Activity.FIRST_STEP)
+
+
+def where_it_went(run: Run, ledger: Ledger) -> str:
+    """The ledger: a table for all, a bar for each rank."""
+    if not ledger.ranks:
+        words = "Nothing is known of that: its ranks told no times (a script of your own, or an older run)."
+        return section("Where the time went", f'<p class="none">{words}</p>')
+    mean, accounts = ledger.mean, ledger.ranks.values()
+    used = [name for name in CATEGORIES if max(account[name] for account in accounts) >= 0.0005 * ledger.wall_s]
+    rows = [
+        (
+            f'<svg width="16" height="12" viewBox="0 0 16 12" aria-hidden="true"><rect class="{kind_of(name)}" width="16" '
+            f'height="12"/></svg> {text(CATEGORIES[name])}',
+            duration(mean[name]),
+            f"{100 * mean[name] / max(ledger.wall_s, 1e-9):.1f} %",
+            f"{duration(min(a[name] for a in accounts))} – {duration(max(a[name] for a in accounts))}",
+        )
+        for name in used
+    ]
+    total = f'<tr class="sum"><td>wall time</td><td class="n">{duration(ledger.wall_s)}</td><td class="n">100 %</td><td></td></tr>'
+    words = [
+        f"{100 * ledger.goodput:.1f} % of the wall time went into steps that count "
+        f"({', '.join(CATEGORIES[name] for name in IN_STEPS)})."
+    ]
+    if ledger.lost_steps:
+        words.append(f"{ledger.lost_steps} steps were lost by restarts and done again.")
+    if ledger.excess > 0.02:
+        words.append(f"Clocks disagree: a rank told {100 * ledger.excess:.1f} % more time than there was.")
+    bars = [
+        Bar(_label(run, ledger, rank), [(kind_of(name), account[name]) for name in CATEGORIES])
+        for rank, account in _fewer(ledger)
+    ]
+    said = f"{len(ledger.ranks)} ranks, {duration(ledger.wall_s)} each; " + "; ".join(
+        f"{CATEGORIES[name]} {duration(mean[name])}" for name in used
+    )
+    every = "" if len(bars) == len(ledger.ranks) else f"{len(bars)} of {len(ledger.ranks)} ranks, evenly chosen."
+    return section(
+        "Where the time went",
+        f"<p>{text(' '.join(words))}</p>",
+        '<div class="grid">',
+        figure("Mean of all ranks", table(["", "mean", "share", "of a rank"], rows, (1, 2, 3), total)),
+        figure(
+            "Each rank",
+            bar_chart(bars, "seconds", said) + bar_legend([(kind_of(n), CATEGORIES[n]) for n in used]),
+            every,
+        ),
+        "</div>",
+    )
+
+
+def _label(run: Run, ledger: Ledger, rank: int) -> str:
+    return f"{rank} {run.host(ledger.nodes.get(rank, 0))}" if len(ledger.ranks) <= 32 else str(rank)
+
+
+def _fewer(ledger: Ledger) -> list[tuple[int, dict[str, float]]]:
+    ranks = sorted(ledger.ranks.items())
+    if len(ranks) <= _MOST_BARS:
+        return ranks
+    return [ranks[index * len(ranks) // _MOST_BARS] for index in range(_MOST_BARS)]
+
+
+def who_is_slow(run: Run, heat: Heat, nodes: dict[int, int]) -> str:
+    """The heat map, and in words what it shows."""
+    if not heat.slots:
+        return section("Stragglers", '<p class="none">Too short a run, or no times told: nothing to compare.</p>')
+    slow = sorted(((heat.mean(i), rank) for i, rank in enumerate(heat.ranks)), reverse=True)
+    found = [
+        f"Rank {rank} ({run.host(nodes.get(rank, 0))}) took {ratio:.1f} times as long as the median rank for its own "
+        f"part of a step (data, computing, optimizer)."
+        for ratio, rank in slow[:5]
+        if ratio >= SLOW
+    ]
+    count = sum(ratio >= SLOW for ratio, _ in slow)
+    if count > 5:
+        found.append(f"{count - 5} more ranks were slow.")
+    if len(heat.ranks) == 1:
+        found = ["One rank alone: there is nobody to compare it with."]
+    elif heat.is_blind:
+        found = ["Its ranks could not tell waiting from computing (as on GPUs): what follows holds the waiting too."]
+    words = " ".join(found) or f"No rank took more than {SLOW:g} times as long as the median rank for its own part."
+    rows = [[colour_of(ratio) for ratio in row] for row in heat.ratios]
+    height = max(40, min(640, len(rows) * (20 if len(rows) <= 16 else 3)))
+    legend = "".join(
+        f'<span><svg width="16" height="12" viewBox="0 0 16 12" aria-hidden="true"><rect width="16" height="12" '
+        f'fill="rgb{colour_of(level)}"/></svg> {level:g} ×</span>'
+        for level in LEVELS
+    )
+    chart = _heat_chart(run, heat, nodes, data_uri(png(rows)), height, words) + f'<p class="legend">{legend}</p>'
+    caption = "Each rank's own time a step, in medians of all ranks at that time; dark is slow, grey did no step."
+    return section("Stragglers", f"<p>{text(words)}</p>", figure("Ranks × time", chart, text(caption)))
+
+
+def _heat_chart(run: Run, heat: Heat, nodes: dict[int, int], image: str, height: int, words: str) -> str:
+    few = len(heat.ranks) <= 32
+    labels = [f"{rank} {run.host(nodes.get(rank, 0))}"[:24] if few else str(rank) for rank in heat.ranks]
+    left = min(160.0, 12 + 6.2 * max(len(label) for label in labels))
+    wide, pitch = WIDTH - left - 10, height / len(labels)
+    every = max(1, -(-13 // pitch))
+    parts = [
+        f'<image x="{left:.1f}" y="4" width="{wide:.1f}" height="{height}" preserveAspectRatio="none" href="{image}"/>'
+    ]
+    for index, label in enumerate(labels):
+        if index % every == 0:
+            y = 4 + pitch * (index + 0.5) + 4
+            parts.append(f'<text text-anchor="end" x="{left - 5:.1f}" y="{y:.1f}">{text(label)}</text>')
+    for count, slot in enumerate(heat.restarts, 1):
+        x = left + wide * slot / len(heat.slots)
+        parts.append(f'<path class="mark" d="M{x:.1f} 0V{height + 8}"/>')
+        parts.append(f'<text class="marked" text-anchor="middle" x="{x:.1f}" y="{height + 34}">restart {count}</text>')
+    begin = heat.slots[0][0]
+    for part, anchor in ((0, "start"), (len(heat.slots) - 1, "end")):
+        x, at = (left, heat.slots[0][0]) if part == 0 else (WIDTH - 10, heat.slots[-1][1])
+        parts.append(f'<text text-anchor="{anchor}" x="{x:.1f}" y="{height + 20}">{duration(at - begin)}</text>')
+    label = f"{len(labels)} ranks over {duration(heat.slots[-1][1] - begin)}. {words}"
+    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height + 40}" role="img" aria-label="{text(label)}">{"".join(parts)}</svg>'
+
+
+def getting_going(run: Run, starts: list[Start]) -> str:
+    """From the first agent to the first step, a bar for each host and start."""
+    bars = [
+        bar for number, start in enumerate(starts[:4]) for bar in _bars_of_start(run, start, number, len(starts) > 1)
+    ]
+    if not bars:
+        return section("Getting going", '<p class="none">Nothing is known of that.</p>')
+    kinds = [("k-connect", "until its agent is here"), ("k-hosts", "until all hosts are here")]
+    kinds += [(kind_of(activity.words), CATEGORIES[activity.words]) for activity in _UP]
+    seen = {kind for bar in bars for kind, size in bar.pieces if size > 0}
+    longest = max(sum(size for _, size in bar.pieces) for bar in bars)
+    words = f"{duration(longest)} from the first agent to the end of the first step, on the slowest host."
+    chart = bar_chart(bars, "seconds", words) + bar_legend([kind for kind in kinds if kind[0] in seen])
+    return section("Getting going", f"<p>{text(words)}</p>", figure("Each host", chart))
+
+
+def _bars_of_start(run: Run, start: Start, number: int, several: bool) -> list[Bar]:
+    joined = {e["node_rank"]: e["time"] for e in run.events
+              if e.get("event") == "joined" and isinstance(e.get("node_rank"), int) and e["time"] <= start.began
+              and start.began - e["time"] < 3600}  # fmt: skip
+    first = start.began if number or not joined else min(joined.values())
+    slowest: dict[int, RankTimes] = {}
+    for told in start.last.ranks.values() if start.last else ():
+        if told.seconds and (told.node not in slowest or _up_s(told) > _up_s(slowest[told.node])):
+            slowest[told.node] = told
+    chosen = sorted(slowest)
+    if len(chosen) > _MOST_HOSTS:
+        chosen = sorted(sorted(chosen, key=lambda node: -_up_s(slowest[node]))[:_MOST_HOSTS])
+    bars = []
+    for node in chosen:
+        here = max(0.0, min(joined.get(node, start.began), start.began) - first)
+        pieces = [("k-connect", here), ("k-hosts", max(0.0, start.began - first - here))]
+        pieces += [(kind_of(activity.words), slowest[node].seconds[activity]) for activity in _UP]
+        bars.append(Bar(f"{run.host(node)}{f', start {number + 1}' if several else ''}", pieces))
+    return bars
+
+
+def _up_s(told: RankTimes) -> float:
+    return sum(told.seconds[activity] for activity in _UP)

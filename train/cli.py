@@ -28,6 +28,7 @@ commands:
              --nproc-per-node 2 -- run --config ddp
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
   stop       ask a run to save and stop: python -m train stop RUN
+  collectives  is every collective operation right, how fast is it, which host is slow
   drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
   checkpoints  list, verify or export what a run has saved: python -m train checkpoints ls RUN
   sample     what a gpt of yours writes: python -m train sample RUN --prompt 'Once'
@@ -54,7 +55,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands[arguments[0]](arguments[1:])
 
 
-_TOOLS = {"drill": "checks.drill", "checkpoints": "shelf", "sample": "sample"}
+_TOOLS = {
+    "collectives": "checks.collectives.command",
+    "drill": "checks.drill",
+    "checkpoints": "shelf",
+    "sample": "sample",
+}
 """Commands of the training plane beside `run`, and their modules."""
 
 

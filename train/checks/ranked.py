@@ -6,6 +6,7 @@ Free of torch until the ranks meet: a bad option is refused at once.
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import sys
 import traceback
@@ -100,6 +101,8 @@ def run_as_rank(
         print(*error.problems, sep="\n", file=sys.stderr)
         return Exit.USAGE
     log_to_console(me.rank, me.world_size, has_agent=health.has_agent)
+    if me.rank:
+        log.setLevel(logging.WARNING)  # all ranks find the same: it is told once
     try:
         return _join_and_check(me, health, found, check)
     except BaseException as error:

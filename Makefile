@@ -13,7 +13,7 @@ SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck 
 ANSIBLE_YAML := $(wildcard ansible/*.yml) ansible/roles ansible/group_vars
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm image image-lock wheels up lab lab-down lab-shell clean
+.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm bench-links image image-lock wheels up lab lab-down lab-shell clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -66,6 +66,9 @@ bench-up: $(READY) ## seconds from `docker compose up` to the first training ste
 
 bench-slurm: $(READY) ## seconds from `sbatch` to the first step beside `srun torchrun`, on the lab's Slurm; ten minutes
 	$(BIN)/python -m tests.bench.slurm
+
+bench-links: $(READY) ## bandwidth of collectives on a link held to 1 Gbit/s beside the physical limit; needs root
+	$(BIN)/python -m tests.bench links
 
 image: ## the container image; FLAVOUR=cuda for GPUs
 	docker/build $(FLAVOUR)

@@ -29,7 +29,9 @@ commands:
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
   preflight  is this host fit, and all hosts together: python -m train preflight
   stop       ask a run to save and stop: python -m train stop RUN
+  collectives  is every collective operation right, how fast is it, which host is slow
   drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
+  verify     are all ways to train the same: max |Δ| of gradients and weights, on the ranks at hand
   checkpoints  list, verify or export what a run has saved: python -m train checkpoints ls RUN
   sample     what a gpt of yours writes: python -m train sample RUN --prompt 'Once'
   explain    why a run ended, or what a log file tells: python -m train explain RUN
@@ -55,7 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands[arguments[0]](arguments[1:])
 
 
-_TOOLS = {"drill": "checks.drill", "checkpoints": "shelf", "sample": "sample", "report": "report.command"}
+_TOOLS = {
+    "collectives": "checks.collectives.command",
+    "drill": "checks.drill",
+    "verify": "checks.verify.command",
+    "checkpoints": "shelf",
+    "sample": "sample",
+    "report": "report.command",
+}
 """Commands of the training plane beside `run`, and their modules."""
 
 

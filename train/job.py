@@ -34,7 +34,7 @@ from train.runtime import Runtime
 from train.seam import Activity, Exit, Phase
 from train.state import Job
 from train.stop import StopRequest
-from train.strategies import STRATEGIES, DataParallel, make_strategy
+from train.strategies import STRATEGIES, DataParallel, Strategy, make_strategy
 
 ADVICE = {
     "torch": "install the same torch on every host",
@@ -107,8 +107,12 @@ def build(
     data: Data,
     stop: Callable[[], bool] = lambda: False,
     health: Health | None = None,
+    strategy: Strategy | None = None,
 ) -> Job:
-    """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet. Raises UsageError."""
+    """Model, strategy, optimizer and the rest for one rank; nothing is trained or written yet. Raises UsageError.
+
+    `strategy` stands in for the one that the config names.
+    """
     if not config.model.compile:
         keep_compiler_out()
     order = Order(len(data.train), config.batch.global_size, seed=config.train.seed, drop_last=config.data.drop_last)
@@ -118,7 +122,7 @@ def build(
         lambda: (build_model(config.model, data.spec, config.data.block_size), build_loss(config.model))
     )
     objective = Objective(precision.prepare(model).to(runtime.device), loss, precision.autocast)
-    strategy = make_strategy(config.strategy, runtime)
+    strategy = strategy or make_strategy(config.strategy, runtime)
     strategy.wrap(cast(torch.nn.Module, torch.compile(objective)) if config.model.compile else objective)
     if isinstance(strategy, DataParallel) and strategy.note:
         log.warning(strategy.note)

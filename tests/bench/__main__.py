@@ -1,6 +1,7 @@
 """`make bench`: the agent beside torchrun; steps a second of the loop over a loop written by hand; a save's stall.
 
-`python -m tests.bench NAME`: one of `loop`, `agent`, `saving` and `agents` (many of them: not in `make bench`) alone.
+`python -m tests.bench NAME`: one of `loop`, `agent`, `saving`, and (not in `make bench`) `agents`, many of
+them, and `links`, a shaped link, alone.
 
 The hand-written loop is the strongest there is: the same model, fused AdamW, batches by one indexing, clipping, and no
 logging, checks, schedule or reseeding.
@@ -20,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from tests.bench import agent, agents, saving
+from tests.bench import agent, agents, links, saving
 from tests.jobs import config_of, make_job
 from train import loop
 from train.health import Health
@@ -95,7 +96,10 @@ def _loop() -> dict[str, dict[str, float]]:
 
 def main(argv: list[str]) -> None:
     """Measure, print tables, write `bench.json` where BENCH_JSON names a file."""
-    benches = {"agent": agent.main, "loop": lambda _: _loop(), "agents": agents.main, "saving": saving.main}
+    benches = {
+        "agent": agent.main, "loop": lambda _: _loop(), "agents": agents.main, "links": links.main,
+        "saving": saving.main,
+    }  # fmt: skip
     names = argv[:1] or ["agent", "loop", "saving"]
     rows = {name: benches[name](argv[1:]) for name in names}
     if "BENCH_JSON" in os.environ:

@@ -135,6 +135,10 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+_OURS = ("run", "collectives", "verify")
+"""Commands of `python -m train` that run as ranks."""
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]
         raise UsageError(message)
@@ -152,7 +156,7 @@ def _with_hyphens(argv: Sequence[str]) -> list[str]:
 
 def _command(words: Sequence[str]) -> list[str]:
     words = list(words[1:] if words[:1] == ["--"] else words)
-    if words[:1] == ["run"]:
+    if words[:1] and words[0] in _OURS:
         return [sys.executable, "-m", "train", *words]
     if words and (words[0].endswith(".py") or words[0] == "-m"):
         return [sys.executable, *words]

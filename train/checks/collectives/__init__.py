@@ -1,0 +1,1 @@
+"""`python -m train collectives`: each operation right, how fast, and which host is slow."""

@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands[arguments[0]](arguments[1:])
 
 
-_TOOLS = {"drill": "checks.drill", "checkpoints": "shelf", "sample": "sample"}
+_TOOLS = {"drill": "checks.drill", "pitfalls": "checks.pitfalls", "checkpoints": "shelf", "sample": "sample"}
 """Commands of the training plane beside `run`, and their modules."""
 
 

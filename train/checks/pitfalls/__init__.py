@@ -22,9 +22,9 @@ _EPILOG = """examples:
   python -m train pitfalls padded_evaluation --show          its file, which is the lesson
   python -m train pitfalls all
 
-Each lesson has a wrong and a right half of the same shape. Both run on two real ranks under Muster's own agent. What is
-measured is compared with what was promised, which is worked out on paper. A wrong half that hangs is ended by the agent.
-Exit code: 0 wrong failed as promised and right passed, 2 usage, 5 anything else."""
+Each lesson has a wrong and a right half of the same shape, which run on two real ranks under Muster's agent. What is
+measured is compared with what was promised, as worked out on paper. A wrong half that hangs is ended by the agent.
+Exit code: 0 the wrong half failed as promised and the right one passed, 2 usage, 5 anything else."""
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Gradients are clipped while they are still scaled.
 
-For float16 a scaler multiplies the loss, 65536-fold at first, so that small gradients do not vanish. Clipped before they
-are unscaled, the gradients come out 65536 times smaller than the limit. The loss hardly moves, and nothing says so.
+For float16 a scaler multiplies the loss, 65536-fold at first, so that small gradients do not vanish. Clipped before
+they are unscaled, they come out 65536 times smaller than the limit. The loss hardly moves, and nothing says so.
 """
 
 from __future__ import annotations

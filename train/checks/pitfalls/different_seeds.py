@@ -1,7 +1,7 @@
 """The ranks begin with different weights, and average gradients by hand.
 
-DDP broadcasts rank 0's weights when it wraps a model; a loop with an all-reduce of one's own does not. The ranks take the
-same steps from different places: what lay between them at the start stays there for ever.
+DDP broadcasts rank 0's weights when it wraps a model; a loop with an all-reduce of one's own does not. The ranks take
+the same steps from different places: what lay between them at the start stays there for ever.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The last, partial window of an epoch takes no step, and its gradients stay.
 
-`if (i + 1) % 4 == 0: step; zero_grad` leaves the fifth of five micro-batches without a step. Nobody clears its gradient:
-it is still there when the next epoch begins, and is added to that epoch's first step.
+`if (i + 1) % 4 == 0: step; zero_grad` leaves the fifth of five micro-batches without a step. Nobody clears its
+gradient: it is still there when the next epoch begins, and is added to that epoch's first step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The ranks meet in collectives that are not the same.
 
 Collectives are matched by their order alone. Here a branch makes rank 0 send one number more than the others: with luck
-that is an error, with less luck a hang, and where the sizes happen to fit the ranks take each other's numbers for others.
+that is an error, with less luck a hang, and where sizes happen to fit, a rank takes numbers for others than they are.
 """
 
 from __future__ import annotations

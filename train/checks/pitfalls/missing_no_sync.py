@@ -1,12 +1,13 @@
 """Gradients are accumulated over micro-batches, but sent after each of them.
 
-DDP sends in every backward. Only the last one of a window needs it: the sums of the micro-batches before it are not used.
-The result is the same, the network carries as many times as much as there are micro-batches.
+DDP sends in every backward, but only the last one of a window needs it. The result is the same; the network carries as
+many times as much as there are micro-batches.
 """
 
 from __future__ import annotations
 
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -50,11 +51,12 @@ def counting(module: nn.Module) -> tuple[DistributedDataParallel, list[int]]:
     nn.init.constant_(module.bias, 0.0)  # type: ignore[arg-type]
     model, sent = DistributedDataParallel(module), []
 
-    def hook(state: None, bucket):  # type: ignore[no-untyped-def]  # DDP reads annotations as they stand
+    def hook(state: None, bucket: Any) -> Any:
         sent.append(bucket.buffer().nbytes)
         work = dist.all_reduce(bucket.buffer().div_(dist.get_world_size()), async_op=True)
         return work.get_future().then(lambda done: done.value()[0])
 
+    hook.__annotations__.clear()  # DDP checks them, and wants types rather than their names
     model.register_comm_hook(None, hook)
     return model, sent
 

@@ -1,7 +1,7 @@
 """The last, partial window of an epoch is divided by the size of a full one.
 
-Five micro-batches in windows of four leave one over. Divided by four, it counts a quarter of what it should. The usual
-`(i + 1) % 4 == 0` does worse: it takes no step at all, and the gradients left over leak into the next epoch's first step.
+Five micro-batches in windows of four leave one over. Divided by four, it counts a quarter of what it should: the last
+step of every epoch is too small. To take no step with it is worse: see leftover_gradients.
 """
 
 from __future__ import annotations

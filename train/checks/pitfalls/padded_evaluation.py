@@ -36,4 +36,4 @@ def told(team: Team, totals: torch.Tensor) -> float:
     """The mean loss."""
     total, count = totals.tolist()
     team.say(f"{count:g} losses were counted of {len(LOSSES)} samples; their sum is {total:g}")
-    return total / count
+    return float(total / count)

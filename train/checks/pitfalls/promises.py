@@ -53,7 +53,7 @@ LESSONS = {
         # The mean weight shrinks by the mean rate; the difference grows by the rates' difference times that mean.
         wrong=0.05 * 0.9**5 * (1 - 0.925**5) / 0.075,
         why="five steps shrink the weight by a tenth each; in the next five the ranks' rates differ by 0.05",
-        here=("train/loop.py:fit", "the rate follows from the step alone, on each rank; replicas.py compares the weights"),
+        here=("train/loop.py:fit", "the rate follows from the step alone; check_replicas compares the weights"),
     ),
     "rank_zero_validation": Lesson(
         "rank 0 alone validates, through the DDP wrapper",
@@ -100,6 +100,15 @@ LESSONS = {
         why="one micro-batch is left of five, and is divided by four",
         here=("train/loop.py:fit", "the sum of the losses is divided by the items that there were"),
     ),
+    "leftover_gradients": Lesson(
+        "the last, partial window takes no step, and its gradients stay",
+        "they are added to the next epoch's first step",
+        "the second epoch's first gradient beside the first epoch's, on the same data",
+        right=1.0,
+        wrong=(2.5 + 1.5) / 2.5,
+        why="(1 + 2 + 3 + 4) / 4 is 2.5, and the 6 / 4 left over is 1.5",
+        here=("train/loop.py:fit", "each window ends with a step, also a partial one"),
+    ),
     "padded_evaluation": Lesson(
         "a DistributedSampler shares out the validation set",
         "samples count twice; the metric depends on the number of ranks",
@@ -116,7 +125,7 @@ LESSONS = {
         right=-9.0,
         wrong="rank 0 waits for gradients of a batch that rank 1 does not have",
         why="each step goes down by the mean of all inputs: (1+4)/2 + (2+5)/2 + 3/1 = 9",
-        here=("train/data/loading.py:GlobalBatchSampler.window", "a stand-in that counts for nothing where a share is empty"),
+        here=("train/data/loading.py:GlobalBatchSampler.window", "a sample that counts for nothing stands in"),
     ),
     "different_seeds": Lesson(
         "the ranks begin with different weights, and average gradients by hand",
@@ -135,7 +144,7 @@ LESSONS = {
         # 0, 2, 10, 12 have mean 6 and variance 26; 0 and 2 alone have mean 1 and variance 1.
         wrong=1 + 4 / math.sqrt(26),
         why="2 becomes (2 - 1) / 1 among its rank's 0 and 2, and (2 - 6) / √26 among 0, 2, 10 and 12",
-        here=("train/strategies/base.py:Strategy.sync_buffers", "running statistics are rank 0's; use SyncBatchNorm in your model"),
+        here=("train/strategies/base.py:Strategy.sync_buffers", "running statistics are rank 0's; else SyncBatchNorm"),
     ),
     "mismatched_collectives": Lesson(
         "the ranks meet in collectives that are not the same",

@@ -22,6 +22,7 @@ HALF_S = 20.0
 HANG_S = 3.0
 """A half that is to hang: it is asked after so long. Everything is loaded and connected before."""
 _AGENT_S = 180.0
+_EVIDENCE = 4
 
 
 @dataclass(frozen=True)
@@ -78,14 +79,15 @@ class Start:
             "--", sys.executable, "-m", "train.checks.pitfalls.ranks", str(results), str(patience_s), *halves,
         ]  # fmt: skip
         began_s = time.time()
-        self.exit_code = _wait(command, folder / f"{run_id}.out")
+        output = folder / f"{run_id}.out"
+        self.exit_code = _wait(command, output)
         rows = [json.loads(line) for line in results.read_text().splitlines()] if results.exists() else []
         self.rows: list[dict[str, Any]] = [row for row in rows if "figure" in row]
         """One for each rank that came to the end of a half."""
         self.took_s = time.time() - max((row["began_s"] for row in rows if "began_s" in row), default=began_s)
         """From the last half's begin to the agent's end: that of a half that hangs."""
         verdict = _read(folder / run_id / "verdict.json")
-        self.cause = str(verdict.get("cause") or f"the agent ended with {self.exit_code}")
+        self.cause = str(verdict.get("cause") or f"the agent ended with {self.exit_code}: {_last_line(output)}")
         self.evidence = tuple(map(str, verdict.get("evidence", ())))
 
 
@@ -122,8 +124,13 @@ def _stuck(lesson: Lesson, start: Start) -> Result:
     codes = " or ".join(f"{code.value} ({code.name.lower().replace('_', ' ')})" for code in lesson.ends_with)
     words = f"it never ends, for {lesson.wrong}; the agent ends it with exit code {codes}"
     happened = f"exit code {start.exit_code}, {start.took_s:.1f} s after it began: {start.cause}"
-    said = (*through, *start.evidence)
+    said = (*through, *start.evidence[:_EVIDENCE])
     return Result(fine, words, happened, said, start.took_s, None, start.exit_code, start.cause)
+
+
+def _last_line(output: Path) -> str:
+    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 def _read(path: Path) -> dict[str, Any]:

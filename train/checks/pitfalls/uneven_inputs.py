@@ -1,7 +1,7 @@
 """One rank has a batch more than the other.
 
-It waits in an all-reduce that the other, through with its data, never enters. `drop_last` or padding in the sampler hide
-this, at the price of samples lost or counted twice; a loader of one's own has neither.
+It waits in an all-reduce that the other, through with its data, never enters. `drop_last` or padding in the sampler
+hide this, at the price of samples lost or counted twice; a loader of one's own has neither.
 """
 
 from __future__ import annotations

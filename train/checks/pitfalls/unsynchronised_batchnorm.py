@@ -1,7 +1,7 @@
 """BatchNorm on each rank sees that rank's samples alone.
 
-What a sample becomes depends on who shares its rank: the same global batch gives other numbers on two ranks than on one,
-and few samples a rank give poor statistics. On GPUs `nn.SyncBatchNorm` does what is done by hand here.
+What a sample becomes depends on who shares its rank: the same global batch gives other numbers on two ranks than on
+one, and few samples a rank give poor statistics. On GPUs `nn.SyncBatchNorm` does what is done by hand here.
 """
 
 from __future__ import annotations

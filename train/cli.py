@@ -60,6 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 _TOOLS = {
     "collectives": "checks.collectives.command",
     "drill": "checks.drill",
+    "pitfalls": "checks.pitfalls",
     "verify": "checks.verify.command",
     "checkpoints": "shelf",
     "sample": "sample",

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -259,6 +260,66 @@ def test_ctrl_c_while_hosts_are_looked_at_and_while_agents_are_started(two: Site
     launch.send(signal.SIGINT)
     assert launch.wait(30) in (8, 75)
     two.wait_until_clean(5)
+
+
+CONTAINERS = "docker ps --all --quiet --filter label=muster.launch"
+
+
+@pytest.mark.parametrize("seen", [CONTAINERS, "pgrep -f '^docker run'"], ids=["made", "asked for"])
+def test_ctrl_c_while_containers_are_started(two: Site, seen: str) -> None:
+    launch = fab(two, "launch", "--runtime", "docker", *JOB)
+    launch.wait_for("MASTER_PORT")
+    until(lambda: two.cluster.on("node1", "sh", "-c", f"{seen}; true"), 30, lambda: launch.output)
+    event = time.monotonic()
+    launch.send(signal.SIGINT)
+    assert launch.wait(WORDS_S) in (8, 75), launch.output
+    print(f"Ctrl-C while containers are started: left after {time.monotonic() - event:.1f} s")
+    assert "by Ctrl-C" in launch.last_line
+    assert two.left() == {}
+    assert [two.cluster.on(host, "sh", "-c", CONTAINERS) for host in two.nodes] == ["", ""]
+    again = done(two, "launch", "--runtime", "docker", "--", "true")
+    assert again.process.returncode == 0, again.output
+
+
+def test_ctrl_c_while_code_is_sent(two: Site, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(random.Random(0).randbytes(60 << 20))
+    launch = fab(two, "launch", "--code", str(tmp_path), *JOB)
+    folder = "/home/admin/muster/launches/code"
+    half_made = f"ls -d {folder}/*.???????? 2>/dev/null; true"
+
+    def is_clean(host: str) -> bool:
+        return not two.cluster.on(host, "sh", "-c", half_made)
+
+    until(lambda: two.cluster.on("node1", "sh", "-c", half_made), 60, lambda: launch.output)
+    event = time.monotonic()
+    launch.send(signal.SIGINT)
+    assert launch.wait(WORDS_S) == 8, launch.output
+    print(f"Ctrl-C while code is sent: left after {time.monotonic() - event:.1f} s")
+    assert launch.last_line == "muster: left by Ctrl-C"
+    for host in two.nodes:
+        until(partial(is_clean, host), 15, lambda: "half made code is left")
+    assert two.left() == {}
+    (tmp_path / "large").unlink()
+    again = done(two, "launch", "--code", str(tmp_path), "--", "true")
+    assert again.process.returncode == 0, again.output
+
+
+def test_ctrl_c_while_results_are_brought(two: Site) -> None:
+    big = "truncate -s 4G /home/admin/muster/runs/large/big"
+    launch = fab(two, "launch", "--run-id", "large", "--", "sh", "-c", f"[ $RANK != 0 ] || {big}")
+    until(lambda: [*two.results.rglob(".big.*.part")], 60, lambda: launch.output)
+    event = time.monotonic()
+    launch.send(signal.SIGINT)
+    assert launch.wait(WORDS_S) == 0, launch.output
+    print(f"Ctrl-C while results are brought: left after {time.monotonic() - event:.1f} s")
+    assert launch.last_line == "muster: finished (exit code 0: finished)"
+    assert re.search(r"^muster: the rest is still there: fab collect --launch \S+$", launch.output, re.MULTILINE)
+    assert [*two.results.rglob("*.part")] == []
+    assert two.left() == {}
+    two.cluster.on("node1", "truncate", "-s", "1M", "/home/admin/muster/runs/large/big")
+    again = done(two, "collect", "--run-id", "large")
+    assert again.process.returncode == 0, again.output
+    assert (two.results / "large" / "big").stat().st_size == 1 << 20
 
 
 def test_a_second_ctrl_c_ends_it_at_once(two: Site) -> None:

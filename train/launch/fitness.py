@@ -6,12 +6,16 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from train.launch.remedies import ANSIBLE, Remedies
+
 SKEW_S = 1.0
 """Clocks may differ by so much; logs of several hosts cannot be read together otherwise."""
 _DIGEST_LETTERS = 19
 
 
-def unfit(probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], device: str) -> list[str]:
+def unfit(
+    probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], device: str, remedies: Remedies = ANSIBLE
+) -> list[str]:
     """Why these hosts cannot do the job: every reason, each with its host."""
     problems = []
     for name, probe in probes.items():
@@ -24,17 +28,17 @@ def unfit(probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], d
             found = f"nvidia-smi lists {probe.get('gpus', 0)}, of device files there are {probe.get('gpu_files', 0)}"
             problems.append(
                 f"{name}: {slots} GPUs are asked for (slots), but {found}: check driver and container toolkit "
-                "(provision.yml), or say -e muster_device=cpu"
+                f"({remedies.set_up}), or say {remedies.on_cpu}"
             )
         if not request["share"]:
             problems += [
-                f"{name}: it is in use by {words_of(launch)}: wait, or stop.yml, or -e share=true"
+                f"{name}: it is in use by {words_of(launch)}: wait, or {remedies.stop}, or {remedies.share}"
                 for launch in probe.get("launches", [])
             ]
     images = {str(probe["image"]): name for name, probe in reversed([*probes.items()]) if probe.get("image")}
     if len(images) > 1:
         told = ", ".join(f"{name} has {image[:_DIGEST_LETTERS]}" for image, name in images.items())
-        problems.append(f"the image is not the same everywhere ({told}): run provision.yml")
+        problems.append(f"the image is not the same everywhere ({told}): {remedies.set_up}")
     return problems
 
 
@@ -45,7 +49,7 @@ def words_of(launch: Mapping[str, Any]) -> str:
     return f"launch {launch['id']} of {launch['by']} since {since} ({what})"
 
 
-def clocks(probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def clocks(probes: Mapping[str, Mapping[str, Any]], remedies: Remedies = ANSIBLE) -> list[str]:
     """Hosts whose clocks differ from each other's for certain: each was compared with the launcher's."""
     known = {name: probe for name, probe in probes.items() if "ahead_s" in probe}
     if len(known) < 2:
@@ -57,7 +61,7 @@ def clocks(probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
         return []
     return [
         f"the clock of {fast} is {apart_s:.1f} s (give or take {unsure_s:.1f} s) ahead of that of {slow}: "
-        "set up time synchronisation (provision.yml installs chrony)"
+        f"set up time synchronisation ({remedies.keep_time})"
     ]
 
 

@@ -21,7 +21,7 @@ from train.launch.collect import bring
 from train.launch.pack import pack
 from train.launch.polling import Polling
 from train.launch.ssh_host import SshHost, who
-from train.launch.ssh_site import Site, in_our_words, push_archive, push_code, silent
+from train.launch.ssh_site import FAB, Site, own_words, push_archive, push_code, silent
 from train.launch.watch import Notes
 from train.seam import Exit
 
@@ -42,7 +42,7 @@ def launch(
 ) -> int:  # fmt: skip
     """From what is asked for to the job's exit code; its last line tells how it ended."""
     problems = []
-    told = request.launch(asked, [*site.hosts], site.variables, who(), check_config, LEASE_S)
+    told = request.launch(asked, [*site.hosts], site.variables, who(), check_config, LEASE_S, FAB)
     archive = b""
     if asked.get("code"):
         try:
@@ -61,7 +61,7 @@ def launch(
 def dry_run(site: Site, asked: Mapping[str, Any], check_config: request.CheckConfig) -> str:
     """The plan, and each host's exact command. Raises UsageError."""
     usual = {"runtime": "venv", "device": "cpu", "share": "", "detach": "", "checkpoints": ""}
-    told = request.launch({**usual, **asked}, [*site.hosts], site.variables, who(), check_config, LEASE_S)
+    told = request.launch({**usual, **asked}, [*site.hosts], site.variables, who(), check_config, LEASE_S, FAB)
     if told["problems"]:
         raise UsageError([_option(problem) for problem in told["problems"]])
     given = site.given()
@@ -88,15 +88,18 @@ class _Launch:
         self._site, self._told, self._archive, self._asked = site, told, archive, asked
         self._results, self._notes, self._say = results, notes, say
         self._names: list[str] = told["names"]
+        self._signalled = 0
+        self._is_over = False
+        """The job has ended; its results are brought."""
 
     def run(self) -> int:
         site, told, say = self._site, self._told, self._say
         probes = site.ask("probed", self._names, runtime=told["runtime"])
         fit = {name: probe for name, probe in probes.items() if "gpus" in probe}
-        device, problems = request.device_of(told["device"], {name: probe["gpu_files"] for name, probe in fit.items()})
-        problems += silent(probes) + fitness.unfit(fit, told, device)
+        device, problems = request.device_of(told["device"], {n: probe["gpu_files"] for n, probe in fit.items()}, FAB)
+        problems += silent(probes) + fitness.unfit(fit, told, device, FAB)
         if problems:
-            return _refused(say, [in_our_words(problem) for problem in problems], Exit.PREFLIGHT)
+            return _refused(say, problems, Exit.PREFLIGHT)
         say(told["table"])
         try:
             sent = push_code(site, probes) if told["runtime"] == "venv" else []
@@ -136,7 +139,7 @@ class _Launch:
                 gpus=mine["slots"] if device == "cuda" else 0, environment=dict(self._asked.get("env") or {}),
                 mounts=[], options=[], code=self._code_of(probes[name]),
             )  # fmt: skip
-            answer: dict[str, Any] = in_our_words(host.ask("started", given, 90.0))
+            answer = own_words(host.ask("started", given, 90.0))
             if answer.get("failed") or answer.get("unreachable"):
                 self._notes.write("stop", f"the launcher, for {name} could not start its agent")
                 answer.setdefault("msg", answer.get("unreachable_why"))
@@ -175,9 +178,7 @@ class _Launch:
             hosts[name] = {**ended[name], "failed": is_refused}
             if is_refused:
                 hosts[name]["msg"] = started[name].get("msg") or "its agent could not be started"
-        verdict = ending.verdict(self._names, hosts)
-        if verdict["exit_code"] == Exit.PREFLIGHT:  # of hosts; what ranks said is theirs
-            verdict["words"] = in_our_words(verdict["words"])
+        verdict = ending.verdict(self._names, hosts, FAB)
         brought = self._bring(verdict["host"], ended, probes)
         if verdict["exit_code"] not in (Exit.FINISHED, Exit.STOPPED_SAVED) and len(self._names) > 1:
             self._say(_outcomes(self._names, hosts, watched))
@@ -200,21 +201,27 @@ class _Launch:
             return {"dest": str(came.dest)}
 
         lost = {name: {"msg": "it cannot be reached"} for name in self._names if ended[name].get("lost")}
-        return {**{name: {} for name in self._names}, **lost, **self._site.each(fetch, having)}
+        before, self._is_over = self._signalled, True
+        came = self._site.each(fetch, having, is_wanted=lambda: self._signalled == before)
+        if self._signalled > before:
+            self._say(f"muster: the rest is still there: fab collect --launch {self._told['id']}")
+        return {**{name: {} for name in self._names}, **lost, **came}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Ctrl-C and the like: the first saves and stops the job everywhere, the second ends it at once."""
-        asked = 0
 
         def interrupted(number: int, frame: object) -> None:
-            nonlocal asked
             if number == signal.SIGHUP:  # the terminal is gone; whoever wrote to it would fail
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 for descriptor in (1, 2):
                     os.dup2(nowhere, descriptor)
-            asked += 1
+            self._signalled += 1
+            asked = self._signalled
             name = "Ctrl-C" if number == signal.SIGINT else f"{signal.Signals(number).name} at the launcher"
+            if self._is_over:
+                os.write(2, b"\nmuster: leaving\n")
+                return
             if asked == 1:
                 self._notes.write("stop", name)
             elif asked == 2:

@@ -16,7 +16,7 @@ from train.launch import ending, fitness, overview, request
 from train.launch.collect import bring
 from train.launch.polling import Polling
 from train.launch.ssh_host import SshHost, who
-from train.launch.ssh_site import Site, in_our_words, push_code, silent
+from train.launch.ssh_site import FAB, Site, push_code, silent
 from train.launch.watch import Notes
 from train.seam import Exit
 
@@ -87,7 +87,7 @@ def follow(site: Site, launch_id: str, run_id: str, say: Callable[[str], None]) 
         return int(Exit.HOST_LOST)
     ended = site.ask("ended", found["names"], launch=found["id"], wait_s=15)
     hosts = {name: {**ended[name], "failed": False, "lost": False} for name in found["names"]}
-    verdict = ending.verdict(found["names"], hosts)
+    verdict = ending.verdict(found["names"], hosts, FAB)
     say(f"muster: {ending.words_with_code(verdict)}")
     return int(verdict["exit_code"])
 
@@ -161,9 +161,9 @@ def preflight(site: Site, runtime: str, device: str) -> tuple[str, int]:
 
     for name, told in site.each(clock, [*fit]).items():
         fit[name].update(told)
-    chosen, unsure = request.device_of(device, {name: probe.get("gpu_files", 0) for name, probe in fit.items()})
+    chosen, unsure = request.device_of(device, {n: probe.get("gpu_files", 0) for n, probe in fit.items()}, FAB)
     hosts = {name: {"slots": int(site.variables[name].get("slots") or 1)} for name in fit}
-    problems += unsure + fitness.unfit(fit, {"hosts": hosts, "share": False}, chosen) + fitness.clocks(fit)
+    problems += unsure + fitness.unfit(fit, {"hosts": hosts, "share": False}, chosen, FAB) + fitness.clocks(fit, FAB)
     if problems:
-        return ending.refusal([in_our_words(problem) for problem in problems], Exit.PREFLIGHT), int(Exit.PREFLIGHT)
+        return ending.refusal(problems, Exit.PREFLIGHT), int(Exit.PREFLIGHT)
     return fitness.fit(fit).replace(", and all reach each other", ""), int(Exit.FINISHED)

@@ -10,7 +10,7 @@ import secrets
 import shlex
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,8 +20,10 @@ from train.launch import ending, fitness, request
 from train.launch.collect import bring
 from train.launch.pack import pack
 from train.launch.polling import Polling
+from train.launch.ssh_code import push_archive, push_code
 from train.launch.ssh_host import SshHost, who
-from train.launch.ssh_site import FAB, Site, own_words, push_archive, push_code, silent
+from train.launch.ssh_site import FAB, Site, own_words, silent
+from train.launch.ssh_words import goes_on, option, outcomes, refused
 from train.launch.watch import Notes
 from train.seam import Exit
 
@@ -29,10 +31,6 @@ LEASE_S = 15.0
 """How long a job goes on when nobody watches it any more, unless it was detached."""
 UNREACHABLE_S = 10.0
 """A host that does not answer for so long is given up; the job stops."""
-_OPTIONS = (
-    "config", "overrides", "nodes", "run_id", "time_limit", "grace", "join_timeout", "idle_timeout", "max_restarts",
-    "runtime", "device", "code",
-)  # fmt: skip
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -51,7 +49,7 @@ def launch(
             problems += error.problems
     problems += told["problems"]
     if problems:
-        return _refused(say, [_option(problem) for problem in problems], Exit.USAGE)
+        return refused(say, [option(problem) for problem in problems], Exit.USAGE)
     with tempfile.TemporaryDirectory(prefix="muster-launch-") as folder:
         notes = Notes(Path(folder) / "notes")
         notes.write("time.enter", at_s=began_s)
@@ -63,7 +61,7 @@ def dry_run(site: Site, asked: Mapping[str, Any], check_config: request.CheckCon
     usual = {"runtime": "venv", "device": "cpu", "share": "", "detach": "", "checkpoints": ""}
     told = request.launch({**usual, **asked}, [*site.hosts], site.variables, who(), check_config, LEASE_S, FAB)
     if told["problems"]:
-        raise UsageError([_option(problem) for problem in told["problems"]])
+        raise UsageError([option(problem) for problem in told["problems"]])
     given = site.given()
     rows = [told["table"]]
     for name, mine in told["hosts"].items():
@@ -99,14 +97,14 @@ class _Launch:
         device, problems = request.device_of(told["device"], {n: probe["gpu_files"] for n, probe in fit.items()}, FAB)
         problems += silent(probes) + fitness.unfit(fit, told, device, FAB)
         if problems:
-            return _refused(say, problems, Exit.PREFLIGHT)
+            return refused(say, problems, Exit.PREFLIGHT)
         say(told["table"])
         try:
             sent = push_code(site, probes) if told["runtime"] == "venv" else []
             if self._archive:
                 push_archive(site, self._archive, {name: self._code_of(probes[name]) for name in self._names})
         except UsageError as error:
-            return _refused(say, error.problems, Exit.PREFLIGHT)
+            return refused(say, error.problems, Exit.PREFLIGHT)
         if sent:
             say(f"muster: code sent to {', '.join(sent)}")
         self._notes.write("time.connect")
@@ -114,7 +112,7 @@ class _Launch:
             started = self._start(device, probes)
             is_up = all(told_by.get("is_up") for told_by in started.values())
             if told["detach"] and is_up and self._notes.read("stop") is None:
-                say(_goes_on(told))
+                say(goes_on(told))
                 return int(Exit.FINISHED)
             self._notes.write("time.container")
             watched = self._watch(probes) if is_up else {}
@@ -181,7 +179,7 @@ class _Launch:
         verdict = ending.verdict(self._names, hosts, FAB)
         brought = self._bring(verdict["host"], ended, probes)
         if verdict["exit_code"] not in (Exit.FINISHED, Exit.STOPPED_SAVED) and len(self._names) > 1:
-            self._say(_outcomes(self._names, hosts, watched))
+            self._say(outcomes(self._names, hosts, watched))
         self._say(ending.last_words(verdict, self._names, brought))
         return int(verdict["exit_code"])
 
@@ -237,44 +235,6 @@ class _Launch:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _outcomes(
-    names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]], watched: Mapping[str, tuple[str, str]]
-) -> str:
-    rows = []
-    for name in names:
-        told = hosts[name]
-        if told.get("failed"):
-            row = f"was not started: {told.get('msg')}"
-        elif told.get("lost"):
-            row = f"cannot be reached: {watched.get(name, ('', ''))[1] or told.get('unreachable_why', '')}"
-        elif told.get("exit_code") is None:
-            row = "its agent was killed"
-        else:
-            row = f"exit code {told['exit_code']}: {ending.WORDS.get(told['exit_code'], 'killed')}"
-        rows.append(f"  {name.ljust(max(map(len, names)))}  {row}")
-    return "\n".join(["muster: how it ended on each host:", *rows])
-
-
-def _refused(say: Callable[[str], None], problems: Sequence[str], code: int) -> int:
-    say(ending.refusal(problems, code))
-    return int(code)
-
-
-def _goes_on(told: Mapping[str, Any]) -> str:
-    launch_id = told["id"]
-    return (
-        f"muster: launch {launch_id} goes on by itself on {', '.join(told['names'])}. See it: fab status · "
-        f"fab logs --follow --launch {launch_id} · stop it: fab stop --launch {launch_id} · its results: "
-        f"fab collect --launch {launch_id}   (each with the same --hosts or --inventory)"
-    )
-
-
-def _option(problem: str) -> str:
-    """A problem that is told by a variable's name, told by that of an option."""
-    name, colon, rest = problem.partition(":")
-    return f"--{name.replace('_', '-')}{colon}{rest}" if name in _OPTIONS else problem
 
 
 def _packed(folder: Path) -> bytes:

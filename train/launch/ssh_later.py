@@ -15,8 +15,9 @@ from train.errors import UsageError
 from train.launch import ending, fitness, overview, request
 from train.launch.collect import bring
 from train.launch.polling import Polling
+from train.launch.ssh_code import push_code
 from train.launch.ssh_host import SshHost, who
-from train.launch.ssh_site import FAB, Site, push_code, silent
+from train.launch.ssh_site import FAB, Site, silent
 from train.launch.watch import Notes
 from train.seam import Exit
 

@@ -1,14 +1,9 @@
-"""The hosts of a launch by SSH: who they are, what all of them are asked at once, and our code on them."""
+"""The hosts of a launch by SSH: who they are, what all of them are asked at once, and how they answer."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import io
 import re
-import secrets
 import shlex
-import tarfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +15,12 @@ from train.errors import UsageError
 from train.launch.inventory import read_inventory
 from train.launch.plan import parse_hosts
 from train.launch.remedies import Remedies
+from train.launch.ssh_code import folder_name
 from train.launch.ssh_host import Login, SshHost
 
 AT_ONCE = 64
 """Hosts that are asked at a time."""
 LEAVING_S = 2.0
-_ROOT = Path(__file__).resolve().parents[2]
 # What stands where a shell, ssh_config's tokens or an engine's options may take it for something else.
 _HOST, _USER = re.compile(r"[\w:\[][\w.:%\]-]*"), re.compile(r"\w[\w.@\\+-]*\$?")
 _FOLDER, _IMAGE = re.compile(r"[\w~/.][\w~/.@%+=-]*"), re.compile(r"\w[\w./:@-]*")
@@ -70,7 +65,7 @@ class Site:
     def given(self, **more: Any) -> dict[str, Any]:
         """What every host is told, whatever is to be done."""
         pythons = [self.python] if self.python else [f"{self.home}/venv/bin/python", "/opt/muster/venv/bin/python"]
-        paths = {"folder": f"{self.home}/launches", "runs": f"{self.home}/runs", "home": f"{self.home}/{_code()[0]}"}
+        paths = {"folder": f"{self.home}/launches", "runs": f"{self.home}/runs", "home": f"{self.home}/{folder_name()}"}
         return {
             **paths,
             "pythons": pythons,
@@ -217,54 +212,6 @@ def own_words(told: dict[str, Any]) -> dict[str, Any]:
     if "msg" in told:
         told["msg"] = FAB.of(told["msg"])
     return told
-
-
-# Code.
-
-
-@functools.cache
-def _code() -> tuple[str, bytes]:
-    """This checkout's code, as the name of its folder on hosts, and an archive."""
-    text = io.BytesIO()
-    with tarfile.open(fileobj=text, mode="w:gz", compresslevel=1) as archive:
-        for path in _files_of_code():
-            member = archive.gettarinfo(path, str(path.relative_to(_ROOT)))
-            member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
-            with path.open("rb") as file:
-                archive.addfile(member, file)
-    digest = hashlib.sha256()
-    for path in _files_of_code():
-        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return f"code-{digest.hexdigest()[:16]}", text.getvalue()
-
-
-def _files_of_code() -> list[Path]:
-    return [path for path in sorted((_ROOT / "train").rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-
-
-def push_code(site: Site, probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Send this checkout's code to hosts that do not have it; their names. Raises UsageError."""
-    lacking = {
-        name: str(probe["paths"]["home"])
-        for name, probe in probes.items()
-        if probe.get("paths") and not probe.get("has_home")
-    }
-    push_archive(site, _code()[1], lacking)
-    return [*lacking]
-
-
-def push_archive(site: Site, archive: bytes, folders: Mapping[str, str]) -> None:
-    """An archive becomes a folder on each of these hosts, all of it or nothing. Raises UsageError: where not."""
-
-    def unpack(name: str, host: SshHost) -> None:
-        folder, aside = shlex.quote(folders[name]), shlex.quote(f"{folders[name]}.{secrets.token_hex(4)}")
-        made = f"mkdir -p {aside} && tar -xzf - -C {aside} && {{ [ -e {folder} ] || mv -T {aside} {folder}; }}"
-        host.read(f"{made}; code=$?; rm -rf {aside}; exit $code", archive)
-
-    sent = site.each(unpack, [*folders])
-    problems = [f"{name}: the code could not be sent: {told['msg']}" for name, told in sent.items() if told]
-    if problems:
-        raise UsageError(problems)
 
 
 def silent(probes: Mapping[str, Mapping[str, Any]]) -> list[str]:

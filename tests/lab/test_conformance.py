@@ -133,9 +133,8 @@ CANARIES = "ls /tmp/odd /tmp/canary /canary /home/*/canary /var/lib/muster/canar
 def untouched(ways: Ways) -> bool:
     """Whether no word was executed, neither here nor on a host."""
     found = [ways.slurm.cluster.on(host, "sh", "-c", CANARIES) for host in ["head", *NODES]]
-    return not any(found) and not any(
-        Path(folder, "canary").exists() for folder in ("/tmp", ROOT, ANSIBLE, Path.home())
-    )
+    here = [Path(folder, "canary") for folder in ("/tmp", ROOT, ANSIBLE, Path.home())]
+    return not any(found) and not any(path.exists() for path in (Path("/tmp/odd"), *here))
 
 
 @pytest.mark.parametrize("runtime", ["venv", "docker"])
@@ -179,7 +178,5 @@ def test_names_of_runs_that_are_none_are_refused_by_all(ways: Ways, run: str) ->
         command = TRAINS if name in ("compose", "torchrun") else ["sh", "-c", "touch /tmp/odd"]
         outcome = way(run, command, False)
         assert outcome.code != 0 if name in ("ansible", "torchrun") else outcome.code == 2, f"{name}: {outcome.output}"
-        assert re.search(r"must be (made of )?letters, digits", " ".join(outcome.output.split())), (
-            f"{name}: {outcome.output}"
-        )
+        assert "must be letters, digits" in " ".join(outcome.output.split()), f"{name}: {outcome.output}"
     assert untouched(ways)

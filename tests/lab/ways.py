@@ -1,4 +1,4 @@
-"""All launchers on one lab, called alike: a job's name and command go in, its exit code, words and run folder come out."""
+"""All launchers on one lab, called alike: a job's name and command go in, its exit code, words and run folder come."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.container.cluster import Cluster as Compose
 from tests.lab.slurms import NODES, Slurm
@@ -100,9 +101,8 @@ class Ways:
     def sbatch(self, name: str, command: list[str], limit: bool) -> Outcome:
         is_ours = command[0] == "run"
         name = f"{name}-slurm"  # Ansible's runs are in the same folder: it must not go on with one of them
-        job = self.slurm.submit(
-            "ddp" if is_ours else "script", *(command[3:] if is_ours else command), MUSTER_RUN_ID=name, **self.variables
-        )
+        more: dict[str, Any] = {"MUSTER_RUN_ID": name, **self.variables}
+        job = self.slurm.submit("ddp" if is_ours else "script", *(command[3:] if is_ours else command), **more)
         self.slurm.end(job)
         folders = dict.fromkeys(NODES[:2], f"/var/lib/muster/runs/{name}")
         code = int(self.slurm.facts(job)["ExitCode"].split(":")[0])

@@ -20,7 +20,7 @@ from fabric import task
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from train.errors import UsageError
-from train.launch import ending, ssh, ssh_later, ssh_site
+from train.launch import ending, ssh, ssh_later, ssh_preflight, ssh_site
 from train.launch.ssh_host import UnreachableError
 from train.options import launch_problems
 from train.seam import Exit
@@ -115,7 +115,7 @@ def launch(
             "checkpoints": checkpoints, "env": _variables(env), "quarantine": quarantine,
         }  # fmt: skip
         if preflight:
-            words, unfit = ssh_later.preflight(site, runtime, str(asked["device"]), without=quarantine)
+            words, unfit = ssh_preflight.preflight(site, runtime, str(asked["device"]), without=quarantine)
             _say(words)
             if unfit:
                 return unfit
@@ -152,7 +152,7 @@ def preflight(
     def work() -> int:
         site = ssh_site.site_of(hosts, inventory, nproc, ssh_config, home=home, python=python, image=image)
         asked = device or site.usual("muster_device", "auto")
-        words, code = ssh_later.preflight(site, runtime, asked, shlex.split(floors), quarantine)
+        words, code = ssh_preflight.preflight(site, runtime, asked, shlex.split(floors), quarantine)
         _say(words)
         return code
 

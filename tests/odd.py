@@ -1,8 +1,21 @@
-"""A user's own job in which rank 1 does something odd in one of its forward passes."""
+"""Odd things: words that a shell would take for commands, and a job whose rank 1 does something odd."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+ODD = [
+    "it's", 'a "b"', "$(touch canary)", "${HOME}", "$$", "%i", "{image}", "; touch canary", "& touch canary",
+    "| touch canary", "`touch canary`", "", "-x", "--", "../../canary", "*", "~", "ä  ö", "a\nb", "a\n; touch canary\n",
+    "#", "\\", "a\tb", "=", "!",
+]  # fmt: skip
+"""Words and values: each may be whatever a user likes."""
+ODD_NAMES = [
+    "it's", 'a"b', "a b", "$(touch${IFS}canary)", "a;touch${IFS}canary", "`touch${IFS}canary`",
+    "-oProxyCommand=touch canary", "--privileged", "a\nb", "a|b", "a&b", "a>canary", "..",
+    "../x", "a/../../x", "a\x1b[31m", "a\\b",
+]  # fmt: skip
+"""Names: of hosts, users, runs, images."""
 
 ODD_LINE = 14
 """Where it does it."""

@@ -6,20 +6,17 @@ import json
 import os
 import pwd
 import re
-import shlex
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.container.cluster import Cluster as Compose
 from tests.container.conftest import IMAGE
-from tests.lab.cluster import need_lab
-from tests.lab.slurms import NODES, Slurm, site
+from tests.lab.cluster import ANSIBLE, need_lab
+from tests.lab.slurms import NODES, site
+from tests.lab.ways import STILL_THERE, Ways
+from tests.odd import ODD
 from tests.ranks import ROOT, weights_digest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]  # the first waits for its hosts
@@ -40,153 +37,6 @@ CASES: dict[str, tuple[list[str], int]] = {
     "stop request": (["sh", "-c", f'trap "exit 0" TERM; [ $RANK != 0 ] || kill -TERM $PPID; {LOOP}'], 75),
     "time limit": (["sh", "-c", f'trap "exit 0" TERM; {LOOP}'], 75),
 }
-LIMIT_S = 6
-STILL_THERE = 124
-"""Of a torchrun that had not ended a minute later: where one host's rank dies, the other host's torchrun waits on."""
-
-
-@dataclass
-class Outcome:
-    """What became of a job."""
-
-    code: int
-    """Of what the user called."""
-    output: str
-    run: Path | None = None
-    """Its run folder, brought here."""
-
-    @property
-    def verdict(self) -> int:
-        """The job's exit code, by its verdict; by the last words where nothing was started."""
-        if self.run is not None and (self.run / "verdict.json").exists():
-            return int(json.loads((self.run / "verdict.json").read_text())["exit_code"])
-        found = re.findall(r"\(exit code (\d+)", self.output)
-        return int(found[-1]) if found else self.code
-
-
-Way = Callable[[str, list[str], bool], Outcome]
-"""A launcher: the run's name, the ranks' command (`run …` is Muster's own), whether with a time limit."""
-
-
-@dataclass
-class Ways:
-    """The launchers, on one lab."""
-
-    slurm: Slurm
-    folder: Path
-    compose: Compose
-    table: dict[str, dict[str, str]] = field(default_factory=dict)
-
-    @property
-    def all(self) -> dict[str, Way]:
-        return {
-            "local agent": self.local, "fab": self.fab, "ansible": self.ansible, "slurm": self.sbatch,
-            "torchrun": self.torchrun, "compose": self.docker_up,
-        }  # fmt: skip
-
-    def local(self, name: str, command: list[str], limit: bool) -> Outcome:
-        words = ["-m", "train", "node", "--standalone", "--nproc-per-node", "4", "--run-id", name]
-        words += ["--runs-dir", "/tmp/local", *(["--time-limit-s", str(LIMIT_S)] if limit else []), "--", *command]
-        code, output = self._on("node1", ["/opt/muster/venv/bin/python", *words])
-        return Outcome(code, output, self._copied({"node1": f"/tmp/local/{name}"}, f"local-{name}"))
-
-    def fab(self, name: str, command: list[str], limit: bool) -> Outcome:
-        inventory = ["--inventory", str(self.slurm.cluster.inventory), "--nodes", "2", "--run-id", name]
-        more = ["--time-limit", str(LIMIT_S)] if limit else []
-        words = [
-            f"{Path(sys.executable).parent}/fab",
-            "launch",
-            *inventory,
-            "--results",
-            str(self.folder / "fab"),
-            *more,
-        ]
-        code, output = self._here([*words, "--", *command], ROOT)
-        return Outcome(code, output, self.folder / "fab" / name)
-
-    def ansible(self, name: str, command: list[str], limit: bool) -> Outcome:
-        asked = {"run_id": name, "nodes": 2, "runtime": "venv", "job_results": str(self.folder / "ansible")}
-        asked |= {"time_limit": LIMIT_S} if limit else {}
-        asked |= (
-            {"config": command[2], "overrides": shlex.join(command[3:])} if command[0] == "run" else {"script": command}
-        )
-        done = self.slurm.cluster.playbook("launch.yml", "-e", json.dumps(asked), check=False)
-        return Outcome(done.returncode, done.stdout, self.folder / "ansible" / name)
-
-    def sbatch(self, name: str, command: list[str], limit: bool) -> Outcome:
-        is_ours = command[0] == "run"
-        name = f"{name}-slurm"  # Ansible's runs are in the same folder: it must not go on with one of them
-        job = self.slurm.submit(
-            "ddp" if is_ours else "script", *(command[3:] if is_ours else command), MUSTER_RUN_ID=name
-        )
-        self.slurm.end(job)
-        folders = dict.fromkeys(NODES[:2], f"/var/lib/muster/runs/{name}")
-        code = int(self.slurm.facts(job)["ExitCode"].split(":")[0])
-        return Outcome(code, f"{self.slurm.log(job)}(exit code {code})", self._copied(folders, name))
-
-    def torchrun(self, name: str, command: list[str], limit: bool) -> Outcome:
-        is_ours = command[0] == "run"
-        words = ["/opt/muster/venv/bin/torchrun", "--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "node1"]
-        started = []
-        for rank, node in enumerate(NODES[:2]):
-            more = ["--master-port", "29631", "--node-rank", str(rank)]
-            ours = ["-m", "train", *command, "--run-id", name, "--runs-dir", "/tmp/torchrun"]
-            argv = [*words, *more, *(ours if is_ours else ["--no-python", *command])]
-            started.append(
-                subprocess.Popen(self._exec(node, argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            )
-        try:
-            deadline_s = time.monotonic() + 60
-            for process in started:
-                process.wait(deadline_s - time.monotonic())
-            code = max(process.returncode for process in started)
-        except subprocess.TimeoutExpired:
-            code = STILL_THERE
-            for node in NODES[:2]:
-                self.slurm.cluster.on(node, "pkill", "--signal", "KILL", "--uid", "muster", check=False)
-        output = "".join(process.communicate(timeout=30)[0] for process in started)
-        return Outcome(code, output, self._copied({"node1": f"/tmp/torchrun/{name}"}, f"torchrun-{name}"))
-
-    def docker_up(self, name: str, command: list[str], limit: bool) -> Outcome:
-        self.compose.start(MUSTER_ARGS=shlex.join([*command[3:], "--run-id", name]))
-        code = self.compose.wait(240)
-        return Outcome(code, f"{self.compose.said()}(exit code {code})", self.compose.runs / name)
-
-    def _exec(self, node: str, argv: list[str]) -> list[str]:
-        variables = ["--env", "PYTHONPATH=/opt/muster", "--env", "PYTHONUNBUFFERED=1"]
-        return [
-            "docker",
-            "exec",
-            "--user",
-            "muster",
-            "-w",
-            "/tmp",
-            *variables,
-            self.slurm.cluster.container(node),
-            *argv,
-        ]
-
-    def _on(self, node: str, argv: list[str]) -> tuple[int, str]:
-        return self._here(self._exec(node, argv), ROOT)
-
-    def _here(self, argv: list[str], cwd: Path) -> tuple[int, str]:
-        done = subprocess.run(
-            argv, cwd=cwd, env=self.slurm.cluster.environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT, text=True, errors="replace", timeout=240, check=False,
-        )  # fmt: skip
-        return done.returncode, done.stdout
-
-    def _copied(self, folders: dict[str, str], name: str) -> Path:
-        """Run folders of hosts as one, the first host's on top."""
-        target = self.folder / name
-        target.mkdir()
-        for node, folder in reversed(folders.items()):
-            source = f"{self.slurm.cluster.container(node)}:{folder}/."
-            subprocess.run(["docker", "cp", source, str(target)], capture_output=True, check=False)
-        return target
-
-    def row(self, what: str, **cells: str) -> None:
-        self.table[what] = cells
 
 
 @pytest.fixture(scope="module")
@@ -276,28 +126,57 @@ def test_it_ends_with_the_same_verdict(ways: Ways, case: str) -> None:
     ways.row(case, **cells)
 
 
-ODD = [
-    "it's", 'a "b"', "$(touch /tmp/odd)", "${HOME}", "$$", "%i", "; touch /tmp/odd", "`touch /tmp/odd`", "", "-x",
-    "ä  ö", "a\nb",
-]  # fmt: skip
+SHOWN = 'import json, os, sys; print(json.dumps([sys.argv[1:], {k: v for k, v in os.environ.items() if "ODD" in k}]))'
+CANARIES = "ls /tmp/odd /tmp/canary /canary /home/*/canary /var/lib/muster/canary /tmp/*/canary 2>/dev/null; true"
 
 
-def test_words_of_a_command_are_words_with_every_launcher(ways: Ways) -> None:
+def untouched(ways: Ways) -> bool:
+    """Whether no word was executed, neither here nor on a host."""
+    found = [ways.slurm.cluster.on(host, "sh", "-c", CANARIES) for host in ["head", *NODES]]
+    here = [Path(folder, "canary") for folder in ("/tmp", ROOT, ANSIBLE, Path.home())]
+    return not any(found) and not any(path.exists() for path in (Path("/tmp/odd"), *here))
+
+
+@pytest.mark.parametrize("runtime", ["venv", "docker"])
+def test_words_and_values_of_variables_reach_the_ranks_as_given(ways: Ways, runtime: str) -> None:
+    values = {f"ODD{number}": value for number, value in enumerate(ODD)}
     cells = {}
-    for name, way in ways.all.items():
-        if name in ("compose", "torchrun"):  # the one starts recipes alone, the other is not ours
-            continue
-        outcome = way("odd", ["sh", "-c", 'printf "<%s>" "$@"; echo .', "sh", *ODD], False)
+    for name in ("local agent", "fab", "ansible", "slurm") if runtime == "venv" else ("fab", "ansible"):
+        ways.variables, ways.runtime = values, runtime
+        try:
+            outcome = ways.all[name](f"odd-{runtime}", ["python3", "-c", SHOWN, *ODD], False)
+        finally:
+            ways.variables, ways.runtime = {}, "venv"
         assert outcome.code == 0, f"{name}: {outcome.output}"
         assert outcome.run is not None
         logs = [path.read_text() for path in outcome.run.rglob("rank*.log")]
         assert len(logs) == 4
-        expected = "".join(f"<{word}>" for word in ODD) + "."
         for log in logs:
-            said = "\n".join(re.sub(r"^[\d-]+ [\d:.]+ ", "", line) for line in log.splitlines())
-            assert said == expected, name
+            (line,) = re.findall(r"^[\d-]+ [\d:.]+ (\[\[.*)$", log, re.MULTILINE)
+            assert json.loads(line) == [ODD, values], name
         cells[name] = "as given"
-    ways.row("odd words", **cells)
-    for host in ["head", *NODES]:
-        assert ways.slurm.cluster.on(host, "sh", "-c", "ls /tmp/odd 2>/dev/null; true") == ""
-    assert not Path("/tmp/odd").exists()
+    ways.row(f"odd, {runtime}", **cells)
+    assert untouched(ways)
+
+
+def test_values_of_a_config_are_values(ways: Ways) -> None:
+    value = '$(touch /tmp/odd); `touch /tmp/odd` it\'s "q" ä.txt'
+    cells = {}
+    for name, way in ways.all.items():
+        outcome = way("odd-value", ["run", "--config", "ddp", "--data.paths", json.dumps([value])], False)
+        assert outcome.code != 0 if name in ("ansible", "torchrun") else outcome.code == 2, outcome.output
+        text = outcome.output + "".join(path.read_text() for path in (outcome.run or ROOT / "none").rglob("rank*.log"))
+        assert f"no such file or folder, and no glob that matches: {value}" in text, f"{name}: {text}"
+        cells[name] = "as given"
+    ways.row("odd config value", **cells)
+    assert untouched(ways)
+
+
+@pytest.mark.parametrize("run", ["$(touch /tmp/odd)", "a; touch /tmp/odd", "../x", "a\n`touch /tmp/odd`", "it's"])
+def test_names_of_runs_that_are_none_are_refused_by_all(ways: Ways, run: str) -> None:
+    for name, way in ways.all.items():
+        command = TRAINS if name in ("compose", "torchrun") else ["sh", "-c", "touch /tmp/odd"]
+        outcome = way(run, command, False)
+        assert outcome.code != 0 if name in ("ansible", "torchrun") else outcome.code == 2, f"{name}: {outcome.output}"
+        assert "must be letters, digits" in " ".join(outcome.output.split()), f"{name}: {outcome.output}"
+    assert untouched(ways)

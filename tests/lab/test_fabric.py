@@ -8,10 +8,9 @@ import random
 import re
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -19,32 +18,17 @@ import pytest
 import torch
 
 from tests.lab.cluster import need_lab
-from tests.lab.launches import SAVES, SMALL, Launch, Site, alone, site, until
+from tests.lab.fabs import RELAY, done, fab, refused, ssh_config
+from tests.lab.launches import SAVES, SMALL, Site, alone, site, until
 from tests.ranks import weights_digest
 from train.checks import same
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]  # the first waits for its hosts
 
-FAB = Path(sys.executable).parent / "fab"
 TRAINING = "--train.steps 8 --train.sample_tokens 8 --train.log_every 1"
 UP = r"node1 rank 0 \| up"
 WORDS_S, CLEAN_S = 15, 20
 JOB = ["--", "sh", "-c", SAVES]
-RELAY = """
-import socket, threading, time
-def pump(a, b):
-    while data := a.recv(65536):
-        b.sendall(data)
-def serve(one):
-    time.sleep(5)
-    other = socket.create_connection(("127.0.0.1", 22))
-    for pair in ((one, other), (other, one)):
-        threading.Thread(target=pump, args=pair, daemon=True).start()
-listening = socket.create_server(("", 2222))
-print("ready", flush=True)
-while True:
-    threading.Thread(target=serve, args=(listening.accept()[0],), daemon=True).start()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -58,45 +42,6 @@ def two() -> Iterator[Site]:
 def _nothing_left_for_the_next(two: Site) -> Iterator[None]:
     yield
     two.clear()
-
-
-def fab(two: Site, task: str, *args: str, config: Path | None = None) -> Launch:
-    """A task, started; on the inventory of the lab, or with an SSH configuration on node1 and node2."""
-    hosts = ["--inventory", str(two.cluster.inventory)]
-    if config is not None:
-        hosts = ["--hosts", "node1:2,node2:2", "--ssh-config", str(config), "--device", "cpu"]
-    results = ["--results", str(two.results)] if task in ("launch", "collect") else []
-    launch = Launch(two, [str(FAB), task, *hosts, *results, *args])
-    two.watch_over(launch)
-    return launch
-
-
-def done(two: Site, task: str, *args: str, config: Path | None = None) -> Launch:
-    launch = fab(two, task, *args, config=config)
-    launch.wait()
-    return launch
-
-
-def refused(launch: Launch) -> list[str]:
-    """Why nothing was started: a line each."""
-    assert launch.wait() == 3, launch.output
-    _, found, reasons = launch.output.partition("muster: nothing was started (exit code 3: a host is not fit")
-    assert found, launch.output
-    return [line.strip() for line in reasons.splitlines()[1:]]
-
-
-@contextmanager
-def ssh_config(two: Site, tmp_path: Path, *lines: str, known_hosts: str | None = None) -> Iterator[Path]:
-    """The lab's, with more for node2."""
-    folder = two.cluster.folder / "hosts"
-    text = (folder / "ssh_config").read_text()
-    more = "".join(f"    {line}\n" for line in lines)
-    if known_hosts is not None:
-        (tmp_path / "known_hosts").write_text(known_hosts)
-        text = re.sub(r'UserKnownHostsFile ".*"', f'UserKnownHostsFile "{tmp_path}/known_hosts"', text)
-    path = tmp_path / "ssh_config"
-    path.write_text(f"Host node2\n{more}{text}")
-    yield path
 
 
 def test_four_ranks_on_two_hosts_train_to_the_end_with_the_bits_of_the_local_agent(two: Site, tmp_path: Path) -> None:
@@ -259,6 +204,66 @@ def test_ctrl_c_while_hosts_are_looked_at_and_while_agents_are_started(two: Site
     launch.send(signal.SIGINT)
     assert launch.wait(30) in (8, 75)
     two.wait_until_clean(5)
+
+
+CONTAINERS = "docker ps --all --quiet --filter label=muster.launch"
+
+
+@pytest.mark.parametrize("seen", [CONTAINERS, "pgrep -f '^docker run'"], ids=["made", "asked for"])
+def test_ctrl_c_while_containers_are_started(two: Site, seen: str) -> None:
+    launch = fab(two, "launch", "--runtime", "docker", *JOB)
+    launch.wait_for("MASTER_PORT")
+    until(lambda: two.cluster.on("node1", "sh", "-c", f"{seen}; true"), 30, lambda: launch.output)
+    event = time.monotonic()
+    launch.send(signal.SIGINT)
+    assert launch.wait(WORDS_S) in (8, 75), launch.output
+    print(f"Ctrl-C while containers are started: left after {time.monotonic() - event:.1f} s")
+    assert "by Ctrl-C" in launch.last_line
+    assert two.left() == {}
+    assert [two.cluster.on(host, "sh", "-c", CONTAINERS) for host in two.nodes] == ["", ""]
+    again = done(two, "launch", "--runtime", "docker", "--", "true")
+    assert again.process.returncode == 0, again.output
+
+
+def test_ctrl_c_while_code_is_sent(two: Site, tmp_path: Path) -> None:
+    (tmp_path / "large").write_bytes(random.Random(0).randbytes(60 << 20))
+    launch = fab(two, "launch", "--code", str(tmp_path), *JOB)
+    folder = "/home/admin/muster/launches/code"
+    half_made = f"ls -d {folder}/*.???????? 2>/dev/null; true"
+
+    def is_clean(host: str) -> bool:
+        return not two.cluster.on(host, "sh", "-c", half_made)
+
+    until(lambda: two.cluster.on("node1", "sh", "-c", half_made), 60, lambda: launch.output)
+    event = time.monotonic()
+    launch.send(signal.SIGINT)
+    assert launch.wait(WORDS_S) == 8, launch.output
+    print(f"Ctrl-C while code is sent: left after {time.monotonic() - event:.1f} s")
+    assert launch.last_line == "muster: left by Ctrl-C"
+    for host in two.nodes:
+        until(partial(is_clean, host), 15, lambda: "half made code is left")
+    assert two.left() == {}
+    (tmp_path / "large").unlink()
+    again = done(two, "launch", "--code", str(tmp_path), "--", "true")
+    assert again.process.returncode == 0, again.output
+
+
+def test_ctrl_c_while_results_are_brought(two: Site) -> None:
+    big = "truncate -s 4G /home/admin/muster/runs/large/big"
+    launch = fab(two, "launch", "--run-id", "large", "--", "sh", "-c", f"[ $RANK != 0 ] || {big}")
+    until(lambda: [*two.results.rglob(".big.*.part")], 60, lambda: launch.output)
+    event = time.monotonic()
+    launch.send(signal.SIGINT)
+    assert launch.wait(WORDS_S) == 0, launch.output
+    print(f"Ctrl-C while results are brought: left after {time.monotonic() - event:.1f} s")
+    assert launch.last_line == "muster: finished (exit code 0: finished)"
+    assert re.search(r"^muster: the rest is still there: fab collect --launch \S+$", launch.output, re.MULTILINE)
+    assert [*two.results.rglob("*.part")] == []
+    assert two.left() == {}
+    two.cluster.on("node1", "truncate", "-s", "1M", "/home/admin/muster/runs/large/big")
+    again = done(two, "collect", "--run-id", "large")
+    assert again.process.returncode == 0, again.output
+    assert (two.results / "large" / "big").stat().st_size == 1 << 20
 
 
 def test_a_second_ctrl_c_ends_it_at_once(two: Site) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -15,21 +14,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.here import Here, launched, with_hosts
 from train.errors import UsageError
-from train.launch import ssh, ssh_later
+from train.launch import ending, fitness, request, ssh, ssh_later, ssh_preflight
+from train.launch.remedies import ANSIBLE
 from train.launch.ssh_host import Login, SshHost, UnreachableError
-from train.launch.ssh_site import Site, in_our_words, site_of
-
-ASKED = {"runtime": "venv", "device": "cpu", "share": "", "detach": "", "checkpoints": "true", "grace": "10"}
-
-
-class Here(SshHost):
-    """This machine in place of a host: what would go through SSH is run by a shell of it."""
-
-    def run(self, script: str, stdin: bytes | Iterable[bytes] = b"", timeout_s: float = 60.0) -> tuple[int, bytes, str]:
-        given = stdin if isinstance(stdin, bytes) else b"".join(stdin)
-        done = subprocess.run(["sh", "-c", script], input=given, capture_output=True, timeout=timeout_s, check=False)
-        return done.returncode, done.stdout, done.stderr.decode()
+from train.launch.ssh_site import FAB, Site, own_words, site_of
 
 
 class Nowhere(SshHost):
@@ -41,17 +31,9 @@ class Nowhere(SshHost):
 
 @pytest.fixture
 def here(tmp_path: Path) -> Site:
-    """One host of two ranks; its folder has a blank and a quote in its name."""
-    site = site_of("127.0.0.1:2", "", "", home=str(tmp_path / "my 'home'"), python=sys.executable)
-    site.hosts = {"127.0.0.1": Here(site.logins[0])}
-    return site
-
-
-def launched(site: Site, results: Path, *command: str, **asked: str) -> tuple[int, str]:
-    said: list[str] = []
-    given = {**ASKED, "script": list(command), **asked}
-    code = ssh.launch(site, given, lambda words, size: [], results, said.append, time.monotonic())
-    return code, "\n".join(said)
+    """One host of two ranks; the home there has a blank and a quote in its name."""
+    site = site_of("127.0.0.1:2", "", "", python=sys.executable)
+    return with_hosts(site, tmp_path / "my 'home'")
 
 
 def test_hosts_by_name_user_and_ranks() -> None:
@@ -119,7 +101,7 @@ def test_the_plan_shows_each_hosts_command() -> None:
 def test_a_launch_from_first_look_to_results(here: Site, tmp_path: Path) -> None:
     words = ["it's", "$(touch injected)", "a\nb"]
     command = ["sh", "-c", 'echo "rank $RANK of $WORLD_SIZE: $ODD"; printf "<%s>" "$@"; echo', "sh", *words]
-    code, said = launched(here, tmp_path / "results", *command, run_id="mine", env={"ODD": "it's; $(touch injected)"})  # type: ignore[arg-type]
+    code, said = launched(here, tmp_path / "results", *command, run_id="mine", env={"ODD": "it's; $(touch injected)"})
     assert code == 0, said
     assert "rank 1 of 2: it's; $(touch injected)" in said
     assert "<it's><$(touch injected)>" in said
@@ -127,7 +109,7 @@ def test_a_launch_from_first_look_to_results(here: Site, tmp_path: Path) -> None
     run = tmp_path / "results" / "mine"
     assert json.loads((run / "verdict.json").read_text())["exit_code"] == 0
     assert (run / "logs" / "node0-127.0.0.1" / "console").exists()
-    home = tmp_path / "my 'home'"
+    home = tmp_path / "my 'home'" / "muster"
     assert len(list(home.glob("code-*/train/__main__.py"))) == 1
     assert list(home.rglob("secret")) == [], "it goes once it was read"
     assert not list(tmp_path.rglob("injected"))
@@ -152,6 +134,33 @@ def test_ctrl_c_saves_and_stops(here: Site, tmp_path: Path) -> None:
     assert said.splitlines()[-1].startswith("muster: stopped by Ctrl-C, saved: ")
 
 
+def test_ctrl_c_while_results_are_brought_leaves_them_where_they_are(here: Site, tmp_path: Path) -> None:
+    results = tmp_path / "results"
+
+    def interrupt() -> None:
+        while not list(results.rglob(".big.*.part")):
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=interrupt, daemon=True)
+    thread.start()
+    big = f"truncate -s 1G '{tmp_path}/my '\\''home'\\'/muster/runs/mine/big"
+    code, said = launched(here, results, "sh", "-c", big, run_id="mine")
+    thread.join(10)
+    assert code == 0, said
+    *_, rest, host, where, last = said.splitlines()
+    launch_id = re.findall(r"muster: the rest is still there: fab collect --launch (\S+)", rest)[0]
+    assert host.startswith("muster: 127.0.0.1: not all could be brought: ")
+    assert where == "muster: there are no results"
+    assert last == "muster: finished (exit code 0: finished)"
+    assert not list(results.rglob("*.part"))
+    with_hosts(here, tmp_path / "my 'home'")
+    (tmp_path / "my 'home'" / "muster" / "runs" / "mine" / "big").write_text("small now")
+    lines, is_whole = ssh_later.collect(here, launch_id, "", results, checkpoints=True)
+    assert is_whole, lines
+    assert (results / "mine" / "big").read_text() == "small now"
+
+
 def test_one_that_was_detached_is_seen_and_stopped(here: Site, tmp_path: Path) -> None:
     script = "trap 'echo bye; exit 0' TERM; echo up; while :; do sleep 0.1; done"
     code, said = launched(here, tmp_path, "sh", "-c", script, detach="true", run_id="alone")
@@ -171,7 +180,7 @@ def test_one_that_was_detached_is_seen_and_stopped(here: Site, tmp_path: Path) -
 
 
 def test_a_host_that_is_not_there_and_nothing_is_started(here: Site, tmp_path: Path) -> None:
-    site = site_of("127.0.0.2:1,192.0.2.9", "", "1", home=here.home, python=sys.executable)
+    site = site_of("127.0.0.2:1,192.0.2.9", "", "1", home=str(tmp_path), python=sys.executable)
     site.hosts = {"127.0.0.2": Here(site.logins[0]), "192.0.2.9": Nowhere(site.logins[1])}
     site.variables["127.0.0.2"]["address"] = "192.0.2.8"
     code, said = launched(site, tmp_path, "true")
@@ -183,7 +192,7 @@ def test_a_host_that_is_not_there_and_nothing_is_started(here: Site, tmp_path: P
 def test_a_command_whose_code_cannot_be_sent_is_not_started(here: Site, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     (tmp_path / "project" / "mine.py").touch()
-    launches = Path(here.home) / "launches"
+    launches = tmp_path / "my 'home'" / "muster" / "launches"
     launches.mkdir(parents=True)
     (launches / "code").touch()  # a file where a folder is to be
     code, said = launched(here, tmp_path / "results", "true", code=str(tmp_path / "project"))
@@ -198,8 +207,7 @@ def test_a_command_whose_code_cannot_be_sent_is_not_started(here: Site, tmp_path
 
 
 def test_a_host_without_an_environment_is_told_so(tmp_path: Path) -> None:
-    site = site_of("127.0.0.1", "", "", home=str(tmp_path), python="/nowhere/bin/python")
-    site.hosts = {"127.0.0.1": Here(site.logins[0])}
+    site = with_hosts(site_of("127.0.0.1", "", "", python="/nowhere/bin/python"), tmp_path)
     code, said = launched(site, tmp_path, "true")
     assert code == 3
     assert (
@@ -209,7 +217,7 @@ def test_a_host_without_an_environment_is_told_so(tmp_path: Path) -> None:
 
 
 def test_preflight_tells_that_a_host_is_fit(here: Site, tmp_path: Path) -> None:
-    words, code = ssh_later.preflight(here, "venv", "cpu")
+    words, code = ssh_preflight.preflight(here, "venv", "cpu")
     assert code == 0, words
     assert re.fullmatch(r"muster: 1 host is fit.* \([0-9.]+ s; exit code 0: finished\)", words.splitlines()[-1])
     assert list(tmp_path.rglob("secret")) == []
@@ -217,7 +225,7 @@ def test_preflight_tells_that_a_host_is_fit(here: Site, tmp_path: Path) -> None:
 
 def test_preflight_puts_an_unfit_host_into_quarantine_and_a_launch_leaves_it_out(here: Site, tmp_path: Path) -> None:
     file = tmp_path / "bad hosts"
-    words, code = ssh_later.preflight(here, "venv", "cpu", ["--min-shm-mb", "99999999"], str(file))
+    words, code = ssh_preflight.preflight(here, "venv", "cpu", ["--min-shm-mb", "99999999"], str(file))
     assert code == 3, words
     assert "shared memory" in words
     assert words.splitlines()[-2] == f"muster: 127.0.0.1 added to {file}"
@@ -225,11 +233,25 @@ def test_preflight_puts_an_unfit_host_into_quarantine_and_a_launch_leaves_it_out
     assert code == 2
     assert f"all of 127.0.0.1 are in {file}" in said
     with pytest.raises(UsageError, match="unrecognized arguments"):
-        ssh_later.preflight(here, "venv", "cpu", ["--min-shm", "1"])
+        ssh_preflight.preflight(here, "venv", "cpu", ["--min-shm", "1"])
 
 
-def test_ansibles_commands_become_fabs() -> None:
-    told = {"problems": ["no image muster:x: run provision.yml"], "launches": ["stop.yml"], "msg": "-e share=true"}
-    assert in_our_words(told) == {
-        "problems": ["no image muster:x: fab push --image muster:x"], "launches": ["stop.yml"], "msg": "--share",
-    }  # fmt: skip
+def test_remedies_are_fabs_own() -> None:
+    told = {"problems": ["no image muster:x: run provision.yml", "no folder /r for runs: run provision.yml"]}
+    assert own_words(told)["problems"] == [
+        "no image muster:x: fab push --image muster:x", "no folder /r for runs: see README.md, With SSH alone",
+    ]  # fmt: skip
+    probe = {"problems": [], "gpus": 0, "gpu_files": 0, "launches": [{"id": "i", "by": "ann", "since": 0}]}
+    ours = {name: getattr(FAB, name) for name in FAB.__dataclass_fields__}
+    theirs = {name: getattr(ANSIBLE, name) for name in ours}
+    request_of = {"hosts": {"a": {"slots": 1}, "b": {"slots": 1}}, "share": False}
+    said = [
+        *fitness.unfit({"a": {**probe, "image": "1"}, "b": {**probe, "image": "2"}}, request_of, "cuda", FAB),
+        *fitness.clocks({n: {"ahead_s": s, "ahead_within_s": 0.0} for n, s in (("a", 0.0), ("b", 9.0))}, FAB),
+        *request.device_of("auto", {"a": 1, "b": 0}, FAB)[1],
+        ending.verdict(["a"], {"a": {"failed": True, "msg": "it is in use by ann"}}, FAB)["words"],
+        *request.launch({"overrides": "--run-id x --runs-dir y"}, ["a"], {"a": {}}, "", remedies=FAB)["problems"],
+    ]  # fmt: skip
+    told_at_once = "\n".join(said)
+    assert not any(words in told_at_once for words in theirs.values() if words not in ours.values()), told_at_once
+    assert all(words in told_at_once for name, words in ours.items() if name not in ("make_environment", "bring_image"))

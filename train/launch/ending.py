@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from train.launch.remedies import ANSIBLE, Remedies
 from train.seam import Exit
 
 WORDS = {
@@ -60,13 +61,16 @@ def _indented(lines: Sequence[str]) -> list[str]:
     return [f"  {line}" for line in lines]
 
 
-def verdict(names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def verdict(
+    names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]], remedies: Remedies = ANSIBLE
+) -> dict[str, Any]:
     """How a job ended: as agent 0 says, or else the lowest host that outlived it.
 
     Args:
         names: hosts in rank order.
         hosts: what each one told: `failed` and `msg` where its agent could not be started; `lost` where it cannot be
             reached; `exit_code` and `said`, its last lines, where its agent has ended.
+        remedies: the launcher's.
 
     Returns:
         exit_code, words (the line without what introduces it), host (whose word it is), tail (what else that host said)
@@ -75,7 +79,7 @@ def verdict(names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]]) -> dic
     if refused:
         words = "; ".join(f"{name}: {why}" for name, why in refused.items())
         in_use = all("in use" in why for why in refused.values())
-        advice = ": wait, stop it by stop.yml, or run beside it with -e share=true" if in_use else ""
+        advice = f": wait, stop it by {remedies.stop}, or run beside it with {remedies.share}" if in_use else ""
         return _told(Exit.PREFLIGHT, f"nothing was trained: {words}{advice}", next(iter(refused)), [])
     for name in names:
         code, said = hosts[name].get("exit_code"), [*hosts[name].get("said", [])]

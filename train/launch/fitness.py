@@ -6,10 +6,14 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from train.launch.remedies import ANSIBLE, Remedies
+
 _DIGEST_LETTERS = 19
 
 
-def unfit(probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], device: str) -> list[str]:
+def unfit(
+    probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], device: str, remedies: Remedies = ANSIBLE
+) -> list[str]:
     """Why these hosts cannot do the job: every reason, each with its host."""
     problems = []
     for name, probe in probes.items():
@@ -22,17 +26,17 @@ def unfit(probes: Mapping[str, Mapping[str, Any]], request: Mapping[str, Any], d
             found = f"nvidia-smi lists {probe.get('gpus', 0)}, of device files there are {probe.get('gpu_files', 0)}"
             problems.append(
                 f"{name}: {slots} GPUs are asked for (slots), but {found}: check driver and container toolkit "
-                "(provision.yml), or say -e muster_device=cpu"
+                f"({remedies.set_up}), or say {remedies.on_cpu}"
             )
         if not request["share"]:
             problems += [
-                f"{name}: it is in use by {words_of(launch)}: wait, or stop.yml, or -e share=true"
+                f"{name}: it is in use by {words_of(launch)}: wait, or {remedies.stop}, or {remedies.share}"
                 for launch in probe.get("launches", [])
             ]
     images = {str(probe["image"]): name for name, probe in reversed([*probes.items()]) if probe.get("image")}
     if len(images) > 1:
         told = ", ".join(f"{name} has {image[:_DIGEST_LETTERS]}" for image, name in images.items())
-        problems.append(f"the image is not the same everywhere ({told}): run provision.yml")
+        problems.append(f"the image is not the same everywhere ({told}): {remedies.set_up}")
     return problems
 
 

@@ -18,11 +18,11 @@ from train.errors import UsageError
 from train.launch.inventory import InventoryHost
 from train.launch.plan import table
 from train.launch.preflight import quarantine
+from train.launch.remedies import ANSIBLE, Remedies
 from train.launch.spelling import nearest
 from train.launch.topology import Host, Plan, make_plan, port_candidates
 
 _TRUE, _FALSE = ("true", "yes", "on", "1"), ("false", "no", "off", "0", "")
-_OWN_OPTIONS = {"--run-id": "run_id", "--runs-dir": "muster_runs_dir in the inventory"}
 CheckConfig = Callable[[list[str], int], list[str]]
 """The words behind `run` and the world size → problems."""
 
@@ -108,6 +108,7 @@ def launch(
     by: str,
     check_config: CheckConfig = lambda words, world_size: [],
     lease_s: float = LEASE_S,
+    remedies: Remedies = ANSIBLE,
 ) -> dict[str, Any]:
     """Everything that is known of a launch before a host is touched; `problems` is empty where it can be.
 
@@ -118,6 +119,7 @@ def launch(
         by: who launches.
         check_config: what is wrong with a config, where this machine has what it takes to tell; else the ranks will.
         lease_s: how long the job goes on when nobody watches it any more, unless it was detached.
+        remedies: the launcher's.
     """
     given = Asked(asked)
     problems = given.problems
@@ -141,7 +143,7 @@ def launch(
             f"forks: {forks} hosts are watched at a time, but there are {len(chosen)}: add -f {len(chosen)}"
         )
     plan = _plan(given, chosen, variables, port_candidates(launch_id, 1)[0] if share else None)
-    command, files = _command(given, plan, check_config)
+    command, files = _command(given, plan, check_config, remedies)
     options = _options(given, None if detach else lease_s)
     grace_s = given.number("grace", 0, float)
     problems += variable_problems(given.values.get("job_environment") or {})
@@ -194,7 +196,9 @@ def _options(given: Asked, lease_s: float | None) -> list[str]:
     return words
 
 
-def _command(given: Asked, plan: Plan | None, check_config: CheckConfig) -> tuple[list[str], dict[str, str]]:
+def _command(
+    given: Asked, plan: Plan | None, check_config: CheckConfig, remedies: Remedies
+) -> tuple[list[str], dict[str, str]]:
     """What each rank runs, and files of this machine that it needs, by the names they get beside the agent."""
     script, overrides, config = given.words("script"), given.words("overrides"), given.text("config")
     if script:
@@ -202,10 +206,11 @@ def _command(given: Asked, plan: Plan | None, check_config: CheckConfig) -> tupl
         if both:
             given.problems.append(f"script and {' and '.join(both)}: a script has no recipe; put its options behind it")
         return script, {}
+    own = {"--run-id": remedies.run_id, "--runs-dir": remedies.runs_dir}
     for word in overrides:
         name = word.partition("=")[0].replace("_", "-")
-        if name in _OWN_OPTIONS:
-            given.problems.append(f"overrides: give {_OWN_OPTIONS[name]} in place of {word}")
+        if name in own:
+            given.problems.append(f"overrides: give {own[name]} in place of {word}")
     config = config or "ddp"
     if plan is not None:
         given.problems += check_config(["--config", config, *overrides], plan.world_size)
@@ -230,12 +235,13 @@ def variable_problems(given: object) -> list[str]:
     return problems
 
 
-def device_of(asked: str, gpus: Mapping[str, int]) -> tuple[str, list[str]]:
+def device_of(asked: str, gpus: Mapping[str, int], remedies: Remedies = ANSIBLE) -> tuple[str, list[str]]:
     """Where to train, and what speaks against it.
 
     Args:
         asked: auto, cpu or cuda.
         gpus: GPU device files on each host.
+        remedies: the launcher's.
     """
     if asked != "auto":
         return asked, []
@@ -243,8 +249,8 @@ def device_of(asked: str, gpus: Mapping[str, int]) -> tuple[str, list[str]]:
     lacking = [name for name in gpus if name not in having]
     if having and lacking:
         return "cuda", [
-            f"muster_device is auto, but {', '.join(having)} has GPUs and {', '.join(lacking)} has none: "
-            "say -e muster_device=cpu or leave hosts out by --limit"
+            f"{remedies.device} is auto, but {', '.join(having)} has GPUs and {', '.join(lacking)} has none: "
+            f"say {remedies.on_cpu} or {remedies.leave_out}"
         ]
     return ("cuda" if having else "cpu"), []
 

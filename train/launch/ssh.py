@@ -10,7 +10,7 @@ import secrets
 import shlex
 import signal
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,8 +20,10 @@ from train.launch import ending, fitness, request
 from train.launch.collect import bring
 from train.launch.pack import pack
 from train.launch.polling import Polling
+from train.launch.ssh_code import push_archive, push_code
 from train.launch.ssh_host import SshHost, who
-from train.launch.ssh_site import Site, in_our_words, push_archive, push_code, silent
+from train.launch.ssh_site import FAB, Site, own_words, silent
+from train.launch.ssh_words import goes_on, option, outcomes, refused
 from train.launch.watch import Notes
 from train.seam import Exit
 
@@ -29,10 +31,6 @@ LEASE_S = 15.0
 """How long a job goes on when nobody watches it any more, unless it was detached."""
 UNREACHABLE_S = 10.0
 """A host that does not answer for so long is given up; the job stops."""
-_OPTIONS = (
-    "config", "overrides", "nodes", "run_id", "time_limit", "grace", "join_timeout", "idle_timeout", "max_restarts",
-    "runtime", "device", "code", "quarantine",
-)  # fmt: skip
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -42,7 +40,7 @@ def launch(
 ) -> int:  # fmt: skip
     """From what is asked for to the job's exit code; its last line tells how it ended."""
     problems = []
-    told = request.launch(asked, [*site.hosts], site.variables, who(), check_config, LEASE_S)
+    told = request.launch(asked, [*site.hosts], site.variables, who(), check_config, LEASE_S, FAB)
     archive = b""
     if asked.get("code"):
         try:
@@ -51,7 +49,7 @@ def launch(
             problems += error.problems
     problems += told["problems"]
     if problems:
-        return _refused(say, [_option(problem) for problem in problems], Exit.USAGE)
+        return refused(say, [option(problem) for problem in problems], Exit.USAGE)
     with tempfile.TemporaryDirectory(prefix="muster-launch-") as folder:
         notes = Notes(Path(folder) / "notes")
         notes.write("time.enter", at_s=began_s)
@@ -61,9 +59,9 @@ def launch(
 def dry_run(site: Site, asked: Mapping[str, Any], check_config: request.CheckConfig) -> str:
     """The plan, and each host's exact command. Raises UsageError."""
     usual = {"runtime": "venv", "device": "cpu", "share": "", "detach": "", "checkpoints": ""}
-    told = request.launch({**usual, **asked}, [*site.hosts], site.variables, who(), check_config, LEASE_S)
+    told = request.launch({**usual, **asked}, [*site.hosts], site.variables, who(), check_config, LEASE_S, FAB)
     if told["problems"]:
-        raise UsageError([_option(problem) for problem in told["problems"]])
+        raise UsageError([option(problem) for problem in told["problems"]])
     given = site.given()
     rows = [told["table"]]
     for name, mine in told["hosts"].items():
@@ -88,22 +86,25 @@ class _Launch:
         self._site, self._told, self._archive, self._asked = site, told, archive, asked
         self._results, self._notes, self._say = results, notes, say
         self._names: list[str] = told["names"]
+        self._signalled = 0
+        self._is_over = False
+        """The job has ended; its results are brought."""
 
     def run(self) -> int:
         site, told, say = self._site, self._told, self._say
         probes = site.ask("probed", self._names, runtime=told["runtime"])
         fit = {name: probe for name, probe in probes.items() if "gpus" in probe}
-        device, problems = request.device_of(told["device"], {name: probe["gpu_files"] for name, probe in fit.items()})
-        problems += silent(probes) + fitness.unfit(fit, told, device)
+        device, problems = request.device_of(told["device"], {n: probe["gpu_files"] for n, probe in fit.items()}, FAB)
+        problems += silent(probes) + fitness.unfit(fit, told, device, FAB)
         if problems:
-            return _refused(say, [in_our_words(problem) for problem in problems], Exit.PREFLIGHT)
+            return refused(say, problems, Exit.PREFLIGHT)
         say("\n".join([*(f"muster: {words}" for words in told["left_out"]), told["table"]]))
         try:
             sent = push_code(site, probes) if told["runtime"] == "venv" else []
             if self._archive:
                 push_archive(site, self._archive, {name: self._code_of(probes[name]) for name in self._names})
         except UsageError as error:
-            return _refused(say, error.problems, Exit.PREFLIGHT)
+            return refused(say, error.problems, Exit.PREFLIGHT)
         if sent:
             say(f"muster: code sent to {', '.join(sent)}")
         self._notes.write("time.connect")
@@ -111,7 +112,7 @@ class _Launch:
             started = self._start(device, probes)
             is_up = all(told_by.get("is_up") for told_by in started.values())
             if told["detach"] and is_up and self._notes.read("stop") is None:
-                say(_goes_on(told))
+                say(goes_on(told))
                 return int(Exit.FINISHED)
             self._notes.write("time.container")
             watched = self._watch(probes) if is_up else {}
@@ -136,7 +137,7 @@ class _Launch:
                 gpus=mine["slots"] if device == "cuda" else 0, environment=dict(self._asked.get("env") or {}),
                 mounts=[], options=[], code=self._code_of(probes[name]),
             )  # fmt: skip
-            answer: dict[str, Any] = in_our_words(host.ask("started", given, 90.0))
+            answer = own_words(host.ask("started", given, 90.0))
             if answer.get("failed") or answer.get("unreachable"):
                 self._notes.write("stop", f"the launcher, for {name} could not start its agent")
                 answer.setdefault("msg", answer.get("unreachable_why"))
@@ -175,12 +176,10 @@ class _Launch:
             hosts[name] = {**ended[name], "failed": is_refused}
             if is_refused:
                 hosts[name]["msg"] = started[name].get("msg") or "its agent could not be started"
-        verdict = ending.verdict(self._names, hosts)
-        if verdict["exit_code"] == Exit.PREFLIGHT:  # of hosts; what ranks said is theirs
-            verdict["words"] = in_our_words(verdict["words"])
+        verdict = ending.verdict(self._names, hosts, FAB)
         brought = self._bring(verdict["host"], ended, probes)
         if verdict["exit_code"] not in (Exit.FINISHED, Exit.STOPPED_SAVED) and len(self._names) > 1:
-            self._say(_outcomes(self._names, hosts, watched))
+            self._say(outcomes(self._names, hosts, watched))
         self._say(ending.last_words(verdict, self._names, brought))
         return int(verdict["exit_code"])
 
@@ -200,21 +199,27 @@ class _Launch:
             return {"dest": str(came.dest)}
 
         lost = {name: {"msg": "it cannot be reached"} for name in self._names if ended[name].get("lost")}
-        return {**{name: {} for name in self._names}, **lost, **self._site.each(fetch, having)}
+        before, self._is_over = self._signalled, True
+        came = self._site.each(fetch, having, is_wanted=lambda: self._signalled == before)
+        if self._signalled > before:
+            self._say(f"muster: the rest is still there: fab collect --launch {self._told['id']}")
+        return {**{name: {} for name in self._names}, **lost, **came}
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Ctrl-C and the like: the first saves and stops the job everywhere, the second ends it at once."""
-        asked = 0
 
         def interrupted(number: int, frame: object) -> None:
-            nonlocal asked
             if number == signal.SIGHUP:  # the terminal is gone; whoever wrote to it would fail
                 nowhere = os.open(os.devnull, os.O_WRONLY)
                 for descriptor in (1, 2):
                     os.dup2(nowhere, descriptor)
-            asked += 1
+            self._signalled += 1
+            asked = self._signalled
             name = "Ctrl-C" if number == signal.SIGINT else f"{signal.Signals(number).name} at the launcher"
+            if self._is_over:
+                os.write(2, b"\nmuster: leaving\n")
+                return
             if asked == 1:
                 self._notes.write("stop", name)
             elif asked == 2:
@@ -230,44 +235,6 @@ class _Launch:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
-
-
-def _outcomes(
-    names: Sequence[str], hosts: Mapping[str, Mapping[str, Any]], watched: Mapping[str, tuple[str, str]]
-) -> str:
-    rows = []
-    for name in names:
-        told = hosts[name]
-        if told.get("failed"):
-            row = f"was not started: {told.get('msg')}"
-        elif told.get("lost"):
-            row = f"cannot be reached: {watched.get(name, ('', ''))[1] or told.get('unreachable_why', '')}"
-        elif told.get("exit_code") is None:
-            row = "its agent was killed"
-        else:
-            row = f"exit code {told['exit_code']}: {ending.WORDS.get(told['exit_code'], 'killed')}"
-        rows.append(f"  {name.ljust(max(map(len, names)))}  {row}")
-    return "\n".join(["muster: how it ended on each host:", *rows])
-
-
-def _refused(say: Callable[[str], None], problems: Sequence[str], code: int) -> int:
-    say(ending.refusal(problems, code))
-    return int(code)
-
-
-def _goes_on(told: Mapping[str, Any]) -> str:
-    launch_id = told["id"]
-    return (
-        f"muster: launch {launch_id} goes on by itself on {', '.join(told['names'])}. See it: fab status · "
-        f"fab logs --follow --launch {launch_id} · stop it: fab stop --launch {launch_id} · its results: "
-        f"fab collect --launch {launch_id}   (each with the same --hosts or --inventory)"
-    )
-
-
-def _option(problem: str) -> str:
-    """A problem that is told by a variable's name, told by that of an option."""
-    name, colon, rest = problem.partition(":")
-    return f"--{name.replace('_', '-')}{colon}{rest}" if name in _OPTIONS else problem
 
 
 def _packed(folder: Path) -> bytes:

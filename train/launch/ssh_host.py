@@ -32,26 +32,7 @@ _ROLE = Path(__file__).resolve().parents[2] / "ansible" / "roles" / "job" / "mod
 _SENT = ("muster_launch", "muster_states")
 # Whatever shell a user has there, it sees these words alone. `read` takes one line, and no byte of what follows.
 _ANY_SHELL = """exec sh -c 'read -r words; eval "$(printf %s "$words" | base64 -d)"'"""
-_ON_HOST = """
-import json, os, pathlib, sys, types
-told = json.loads({told!r})
-for name, source in told["sources"].items():
-    sys.modules[name] = types.ModuleType(name)
-    exec(compile(source, name, "exec"), sys.modules[name].__dict__)
-states = sys.modules["ansible.module_utils.muster_states"]
-given = told["given"]
-for name in ("folder", "home", "runs", "code"):
-    given[name] = os.path.expanduser(given[name]) if given.get(name) else given.get(name)
-pythons = [os.path.expanduser(path) for path in given.get("pythons") or ["python3"]]
-given["python"] = ([path for path in pythons if os.path.exists(path)] + pythons)[0]
-given.update(uid=os.getuid(), gid=os.getgid(), watcher=[os.getuid(), os.getgid()])
-try:
-    answer = states.STATES[told["state"]](given, pathlib.Path(given["folder"]))
-except (states.RefusalError, OSError) as error:
-    answer = {{"failed": True, "msg": str(error)}}
-paths = {{name: given[name] for name in ("folder", "home", "runs", "python")}}
-print(json.dumps({{**answer, "paths": paths, "has_home": os.path.exists(given["home"] or "/")}}))
-"""
+_THERE = Path(__file__).with_name("ssh_there.py")
 
 
 class UnreachableError(Exception):
@@ -79,15 +60,19 @@ class SshHost:
         self.login = login
         self._connecting = threading.Lock()
         self._connection: fabric.Connection | None = None
+        self._is_left = False
 
-    def connect(self) -> None:
+    def connect(self) -> fabric.Connection:
         """Be connected. Raises UnreachableError, after 15 s at the latest for each address and step."""
         with self._connecting:
+            if self._is_left:
+                raise UnreachableError("left by Ctrl-C")
             if self._connection is not None and self._connection.is_connected:
-                return
+                return self._connection
             self.close()
             try:
                 self._connection = self._opened()
+                return self._connection
             except (OSError, EOFError, SSHException, paramiko.ConfigParseError) as error:
                 raise UnreachableError(self._why(error)) from None
 
@@ -149,9 +134,7 @@ class SshHost:
         """What a script for `sh` does: exit code, output, errors. Raises UnreachableError."""
         deadline_s = time.monotonic() + timeout_s
         try:
-            self.connect()
-            assert self._connection is not None
-            channel = self._connection.transport.open_session(timeout=min(timeout_s, CONNECT_S))
+            channel = self.connect().transport.open_session(timeout=min(timeout_s, CONNECT_S))
         except (OSError, EOFError, SSHException) as error:
             raise UnreachableError(self._why(error)) from None
         output = bytearray()
@@ -200,7 +183,8 @@ class SshHost:
         sources = {f"ansible.module_utils.{name}": (_ROLE / f"{name}.py").read_text("utf-8") for name in _SENT}
         told = json.dumps({"sources": sources, "state": state, "given": dict(given)})
         try:
-            code, output, errors = self.run("exec python3 -I -", _ON_HOST.format(told=told).encode(), timeout_s)
+            program = f"{_THERE.read_text('utf-8')}\n\nmain({told!r})\n"
+            code, output, errors = self.run("exec python3 -I -", program.encode(), timeout_s)
         except UnreachableError as error:
             return {"unreachable_why": str(error), "unreachable": True}
         if code == 127:
@@ -211,6 +195,11 @@ class SshHost:
             lines = [line for line in errors.splitlines() if line.strip()]
             return {"failed": True, "msg": f"{lines[-1] if lines else 'it answered nothing'} (exit code {code})"}
         return answer
+
+    def leave(self) -> None:
+        """Part for good: whoever waits for an answer stops waiting, and nobody is connected any more."""
+        self._is_left = True
+        self.close()
 
     def close(self) -> None:
         """Part."""

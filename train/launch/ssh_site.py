@@ -1,15 +1,11 @@
-"""The hosts of a launch by SSH: who they are, what all of them are asked at once, and our code on them."""
+"""The hosts of a launch by SSH: who they are, what all of them are asked at once, and how they answer."""
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import io
 import re
-import secrets
 import shlex
-import tarfile
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,19 +14,29 @@ from typing import Any
 from train.errors import UsageError
 from train.launch.inventory import read_inventory
 from train.launch.plan import parse_hosts
+from train.launch.remedies import Remedies
+from train.launch.ssh_code import folder_name
 from train.launch.ssh_host import Login, SshHost
 
 AT_ONCE = 64
 """Hosts that are asked at a time."""
-_ROOT = Path(__file__).resolve().parents[2]
-_REMEDIES = {
-    r"no Python environment in (\S+): run provision\.yml": r"no Python environment in \1: make one there, or say "
-    "--python PATH, or --runtime docker",
-    r"no image (\S+): run provision\.yml": r"no image \1: fab push --image \1",
-    "run provision\\.yml": "see README.md, With SSH alone",
-    "-e share=true": "--share", "-e muster_device=cpu": "--device cpu", r"stop\.yml": "fab stop",
-    "muster_device": "--device", "leave hosts out by --limit": "leave hosts out",
-}  # fmt: skip
+LEAVING_S = 2.0
+# What stands where a shell, ssh_config's tokens or an engine's options may take it for something else.
+_HOST, _USER = re.compile(r"[\w:\[][\w.:%\]-]*"), re.compile(r"\w[\w.@\\+-]*\$?")
+_FOLDER, _IMAGE = re.compile(r"[\w~/.][\w~/.@%+=-]*"), re.compile(r"\w[\w./:@-]*")
+FAB = Remedies(
+    set_up="see README.md, With SSH alone",
+    make_environment="make one there, or say --python PATH, or --runtime docker",
+    bring_image="fab push --image {image}",
+    keep_time="install chrony",
+    device="--device",
+    on_cpu="--device cpu",
+    leave_out="leave hosts out",
+    stop="fab stop",
+    share="--share",
+    run_id="--run-id",
+    runs_dir="--home",
+)
 
 
 @dataclass
@@ -59,7 +65,7 @@ class Site:
     def given(self, **more: Any) -> dict[str, Any]:
         """What every host is told, whatever is to be done."""
         pythons = [self.python] if self.python else [f"{self.home}/venv/bin/python", "/opt/muster/venv/bin/python"]
-        paths = {"folder": f"{self.home}/launches", "runs": f"{self.home}/runs", "home": f"{self.home}/{_code()[0]}"}
+        paths = {"folder": f"{self.home}/launches", "runs": f"{self.home}/runs", "home": f"{self.home}/{folder_name()}"}
         return {
             **paths,
             "pythons": pythons,
@@ -70,9 +76,13 @@ class Site:
         }
 
     def each(
-        self, function: Callable[[str, SshHost], Any], names: Sequence[str] | None = None, at_once: int = AT_ONCE
-    ) -> dict[str, Any]:
-        """What it gives for each of these hosts; in threads that nobody waits for at the end of the process."""
+        self, function: Callable[[str, SshHost], Any], names: Sequence[str] | None = None, at_once: int = AT_ONCE,
+        is_wanted: Callable[[], bool] = lambda: True,
+    ) -> dict[str, Any]:  # fmt: skip
+        """What it gives for each of these hosts; in threads that nobody waits for at the end of the process.
+
+        Once it is not wanted any more, or at Ctrl-C, all hosts are left: what was under way fails.
+        """
         found: dict[str, Any] = {}
         slots = threading.Semaphore(at_once)
 
@@ -87,16 +97,27 @@ class Site:
         threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in chosen]
         for thread in threads:
             thread.start()
+        try:
+            while is_wanted() and (alive := [thread for thread in threads if thread.is_alive()]):
+                alive[0].join(0.2)  # not longer, so that signals are heard
+        finally:
+            if any(thread.is_alive() for thread in threads):
+                self._leave(threads)
+        return {name: found.get(name, {"failed": True, "msg": "left by Ctrl-C"}) for name in chosen}
+
+    def _leave(self, threads: Sequence[threading.Thread]) -> None:
+        """What they began here they take away, if they can at once."""
+        for host in self.hosts.values():
+            host.leave()
+        deadline_s = time.monotonic() + LEAVING_S
         for thread in threads:
-            while thread.is_alive():  # so that signals are heard
-                thread.join(0.2)
-        return {name: found[name] for name in chosen}
+            thread.join(max(0.0, deadline_s - time.monotonic()))
 
     def ask(
         self, state: str, names: Sequence[str] | None = None, timeout_s: float = 60.0, **more: Any
     ) -> dict[str, dict[str, Any]]:
         """`SshHost.ask` of each host."""
-        return self.each(lambda name, host: in_our_words(host.ask(state, self.given(**more), timeout_s)), names)
+        return self.each(lambda name, host: own_words(host.ask(state, self.given(**more), timeout_s)), names)
 
     def close(self) -> None:
         """Part from all."""
@@ -133,11 +154,29 @@ def site_of(hosts: str, inventory: str, nproc: str, ssh_config: str = "", **more
             user, _, name = wanted.name.rpartition("@")
             logins.append(Login(name, name, user or None, config=config))
             variables[name] = {"slots": nproc or 1 if wanted.slots is None else wanted.slots}
+    problems += _odd(logins, **more)
     names = [login.name for login in logins]
     problems += [f"--hosts: {name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     if problems:
         raise UsageError(problems)
     return Site(logins, variables, **more)
+
+
+def _odd(logins: Sequence[Login], home: str = "", image: str = "", python: str = "") -> list[str]:
+    """Names and paths that are none."""
+    problems = []
+    for login in logins:
+        for text in dict.fromkeys((login.name, login.host)):
+            if not _HOST.fullmatch(text):
+                problems.append(f"host {text!r} is no name or address: letters, digits, '.', '-', '_' and ':' make one")
+        if login.user is not None and not _USER.fullmatch(login.user):
+            problems.append(f"host {login.name}: {login.user!r} is no user's name")
+    for option, path in (("--home", home), ("--python", python)):
+        if path and not _FOLDER.fullmatch(path):
+            problems.append(f"{option}: {path!r}: a path on hosts is made of letters, digits, ./~@%+= and -")
+    if image and not _IMAGE.fullmatch(image):
+        problems.append(f"--image: {image!r} is no image's name")
+    return problems
 
 
 def _login_of(
@@ -150,6 +189,7 @@ def _login_of(
             problems.append(
                 f"{inventory}: {key} of {name} is a template, {value}: say it as it is, or use --ssh-config"
             )
+            return ""
         return value
 
     words = shlex.split(text("ansible_ssh_common_args") or text("ansible_ssh_args"))
@@ -165,63 +205,13 @@ def _login_of(
     )  # fmt: skip
 
 
-def in_our_words(told: Any) -> Any:
-    """What a host told, with the commands of this launcher in place of Ansible's."""
-    if isinstance(told, str):
-        for pattern, words in _REMEDIES.items():
-            told = re.sub(pattern, words, told)
-        return told
-    if isinstance(told, list):
-        return [in_our_words(each) for each in told]
-    return {k: in_our_words(v) if k in ("problems", "msg") else v for k, v in told.items()} if told else told
-
-
-# Code.
-
-
-@functools.cache
-def _code() -> tuple[str, bytes]:
-    """This checkout's code, as the name of its folder on hosts, and an archive."""
-    text = io.BytesIO()
-    with tarfile.open(fileobj=text, mode="w:gz", compresslevel=1) as archive:
-        for path in _files_of_code():
-            member = archive.gettarinfo(path, str(path.relative_to(_ROOT)))
-            member.uid, member.gid, member.uname, member.gname = 0, 0, "", ""
-            with path.open("rb") as file:
-                archive.addfile(member, file)
-    digest = hashlib.sha256()
-    for path in _files_of_code():
-        digest.update(f"{path.relative_to(_ROOT)}\0".encode() + hashlib.sha256(path.read_bytes()).digest())
-    return f"code-{digest.hexdigest()[:16]}", text.getvalue()
-
-
-def _files_of_code() -> list[Path]:
-    return [path for path in sorted((_ROOT / "train").rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
-
-
-def push_code(site: Site, probes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """Send this checkout's code to hosts that do not have it; their names. Raises UsageError."""
-    lacking = {
-        name: str(probe["paths"]["home"])
-        for name, probe in probes.items()
-        if probe.get("paths") and not probe.get("has_home")
-    }
-    push_archive(site, _code()[1], lacking)
-    return [*lacking]
-
-
-def push_archive(site: Site, archive: bytes, folders: Mapping[str, str]) -> None:
-    """An archive becomes a folder on each of these hosts, all of it or nothing. Raises UsageError: where not."""
-
-    def unpack(name: str, host: SshHost) -> None:
-        folder, aside = shlex.quote(folders[name]), shlex.quote(f"{folders[name]}.{secrets.token_hex(4)}")
-        made = f"mkdir -p {aside} && tar -xzf - -C {aside} && {{ [ -e {folder} ] || mv -T {aside} {folder}; }}"
-        host.read(f"{made}; code=$?; rm -rf {aside}; exit $code", archive)
-
-    sent = site.each(unpack, [*folders])
-    problems = [f"{name}: the code could not be sent: {told['msg']}" for name, told in sent.items() if told]
-    if problems:
-        raise UsageError(problems)
+def own_words(told: dict[str, Any]) -> dict[str, Any]:
+    """What a host told, with `fab`'s remedies."""
+    if "problems" in told:
+        told["problems"] = [FAB.of(problem) for problem in told["problems"]]
+    if "msg" in told:
+        told["msg"] = FAB.of(told["msg"])
+    return told
 
 
 def silent(probes: Mapping[str, Mapping[str, Any]]) -> list[str]:

@@ -4,8 +4,8 @@ set -euo pipefail
 
 say() { printf 'muster: %s\n' "$*"; }
 
-# muster [--check] [--ranks N] COMMAND…: the agents of all hosts, and by them the ranks. Does not return.
-# --check: look at the hosts first.
+# muster [--ranks N] COMMAND…: the agents of all hosts, and by them the ranks. Does not return.
+# muster preflight [OPTION…]: only looks at the hosts; with MUSTER_PREFLIGHT=1 any job does so first.
 muster() {
     local words=() code=0 again began
     began=$(date +%s)
@@ -28,10 +28,12 @@ muster() {
     private=$(mktemp --directory)
     trap 'rm -rf "$private"' EXIT
     mkdir -p "$MUSTER_RUNS_DIR" || { say "cannot make $MUSTER_RUNS_DIR: set MUSTER_RUNS_DIR" >&2; exit 3; }
-    if [ "${1-}" = --check ]; then
+    if [ "${1-}" = preflight ]; then
         shift
-        muster_python slurm_check || exit
+        muster_preflight "$@"
+        exit 0
     fi
+    [ "${MUSTER_PREFLIGHT:-0}" = 0 ] || muster_preflight
     MUSTER_SCRIPT=$0 muster_python slurm "$@" >"$private/words" || exit
     mapfile -d '' -t words <"$private/words"
 
@@ -61,6 +63,18 @@ muster() {
         [ "${again:-0}" = 127 ] || code=${again:-0}
     fi
     muster_end "$code" "$began"
+}
+
+# What Slurm gives each host, and then what the job would find there, on each host and between them. Ends the script
+# where a host is not fit.
+muster_preflight() {
+    local words=()
+    muster_python slurm_check || exit
+    muster_python slurm preflight "$@" >"$private/words" || exit
+    mapfile -d '' -t words <"$private/words"
+    # All hosts get the same: it proves that they belong together.
+    head -c 32 /dev/urandom | base64 | timeout --kill-after=10 300 "${words[@]}" >"$private/reports" || true
+    muster_python preflight.command --judge "$private/reports" "$@" || exit
 }
 
 # What is not said gets its usual value; a site's own values come from a file.

@@ -67,7 +67,7 @@ def preflight(
         stdin.write(f"{secret}\n")
         stdin.flush()
     said = "".join(worker.communicate(timeout=60)[0] for worker in workers)
-    judge = [PYTHON, "-m", "train", "preflight", "judge", "-", "--plan", plan, "--json"]
+    judge = [PYTHON, "-m", "train", "preflight", "--judge", "-", "--plan", plan, "--json"]
     done = subprocess.run(judge, input=said, capture_output=True, text=True, cwd=ROOT, check=False, timeout=30)
     assert done.returncode in (0, 3), said + done.stderr
     verdict: Told = json.loads(done.stdout)

@@ -247,7 +247,6 @@ def test_remedies_are_fabs_own() -> None:
     request_of = {"hosts": {"a": {"slots": 1}, "b": {"slots": 1}}, "share": False}
     said = [
         *fitness.unfit({"a": {**probe, "image": "1"}, "b": {**probe, "image": "2"}}, request_of, "cuda", FAB),
-        *fitness.clocks({n: {"ahead_s": s, "ahead_within_s": 0.0} for n, s in (("a", 0.0), ("b", 9.0))}, FAB),
         *request.device_of("auto", {"a": 1, "b": 0}, FAB)[1],
         ending.verdict(["a"], {"a": {"failed": True, "msg": "it is in use by ann"}}, FAB)["words"],
         *request.launch({"overrides": "--run-id x --runs-dir y"}, ["a"], {"a": {}}, "", remedies=FAB)["problems"],

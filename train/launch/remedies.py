@@ -17,7 +17,6 @@ class Remedies:
     make_environment: str = "run provision.yml"
     bring_image: str = "run provision.yml"
     """With `{image}` for its name."""
-    keep_time: str = "provision.yml installs chrony"
     device: str = "muster_device"
     """What says where to train."""
     on_cpu: str = "-e muster_device=cpu"

@@ -5,6 +5,7 @@ Called by slurm/common.sh on the job's first host, with the Python of that host:
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -111,8 +112,11 @@ def srun_words(job: Job, command: Sequence[str]) -> list[str]:
     options = [word.replace("{image}", job.image) for word in _SRUN_OPTIONS.get(job.runtime, ())]
     if job.runtime == "pyxis":
         options += [f"--container-mounts={','.join(_mounts(job))}", f"--container-workdir={job.work_dir}", *job.options]
-    agent = [*_agent(job), "--", *_with_device(job, command)]
-    return [*words, *options, "sh", "-c", IN_STEP.strip(), "muster", *_around(job), *agent]
+    if command[:1] == ["preflight"]:
+        inner = _preflight(job, command[1:])
+    else:
+        inner = [*_agent(job), "--", *_with_device(job, command)]
+    return [*words, *options, "sh", "-c", IN_STEP.strip(), "muster", *_around(job), *inner]
 
 
 _SRUN_OPTIONS = {"pyxis": ("--container-image={image}", "--no-container-entrypoint")}
@@ -169,6 +173,13 @@ def _agent(job: Job) -> list[str]:
         words.append("--secret-stdin")
     # The batch script asks to stop by ending standard input; a container whose client was killed ends by that, too.
     return [*words, "--die-with-stdin"]
+
+
+def _preflight(job: Job, more: Sequence[str]) -> list[str]:
+    """A host's part of a preflight, where an agent would be; slurm/common.sh has what all tell judged."""
+    plan = json.dumps(job.plan.as_dict())
+    words = ["-m", "train", "preflight", "--plan", plan, "--node-rank", "{node_rank}", "--secret-stdin"]
+    return [*words, "--device", job.device, "--runs-dir", job.runs_dir, *more]
 
 
 def _with_device(job: Job, command: Sequence[str]) -> list[str]:

@@ -28,7 +28,6 @@ FAB = Remedies(
     set_up="see README.md, With SSH alone",
     make_environment="make one there, or say --python PATH, or --runtime docker",
     bring_image="fab push --image {image}",
-    keep_time="install chrony",
     device="--device",
     on_cpu="--device cpu",
     leave_out="leave hosts out",

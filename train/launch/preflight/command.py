@@ -26,7 +26,7 @@ EPILOG = """examples:
   fab preflight --hosts a,b --nproc 8                 all hosts, and between them; the same by
   ansible-playbook preflight.yml                        (in ansible/) or
   sbatch --nodes=4 --gpus-per-node=8 slurm/preflight.sbatch
-  python -m train preflight judge REPORTS             the table, from what hosts have told (a file; - is stdin)
+  python -m train preflight --judge REPORTS           the table, from what hosts have told (a file; - is stdin)
   python -m train preflight --quarantined FILE        hosts in a quarantine: sbatch --exclude=$(…)
 
 Between hosts without a launcher: the same command on each, with its own --node-rank and the same secret:
@@ -40,12 +40,12 @@ def main(argv: Sequence[str]) -> int:
     """Look, and say what was found."""
     words = list(argv)
     try:
-        if words[:1] == ["judge"]:
-            return _judge(_judge_parser().parse_args(words[1:]))
         options = _parser().parse_args(words)
         if options.quarantined:
             print(",".join(quarantine.quarantined(Path(options.quarantined))))
             return Exit.FINISHED
+        if options.judge:
+            return _judge(options)
         return _one_of_many(options) if options.plan else _alone(options)
     except UsageError as error:
         print(*(f"preflight: {problem}" for problem in error.problems), sep="\n", file=sys.stderr)
@@ -83,20 +83,12 @@ def _parser() -> argparse.ArgumentParser:
     many = parser.add_argument_group(
         "as one of several hosts, for launchers: prints a report, to be judged with others'"
     )
+    many.add_argument("--judge", metavar="FILE", help="reports of all hosts, a line each; - is standard input")
     many.add_argument("--plan", metavar="JSON", help="what `plan --json` prints")
     many.add_argument("--node-rank", type=int, metavar="I", help="which host of the plan this is")
     secret = many.add_mutually_exclusive_group()
     secret.add_argument("--secret-file", metavar="FILE", help=f"what all hosts share (or {SECRET_FILE})")
     secret.add_argument("--secret-stdin", action="store_true", help="it is the first line of standard input")
-    return parser
-
-
-def _judge_parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="python -m train preflight judge", description="Reports of hosts → a table, or JSON.")
-    parser.add_argument("reports", metavar="REPORTS", help="a file with a line from each host; - is standard input")
-    parser.add_argument("--plan", required=True, metavar="JSON", help="what `plan --json` prints")
-    parser.add_argument("--json", action="store_true", help="as JSON, in place of a table")
-    parser.add_argument("--quarantine", metavar="FILE", help="add hosts that are not fit to this file")
     return parser
 
 
@@ -116,9 +108,9 @@ def asked_of(options: argparse.Namespace, env: Mapping[str, str]) -> Asked:
 def checked_floors(words: Sequence[str]) -> None:
     """Refuse what a launcher must not pass on, or nobody understands. Raises UsageError."""
     found = _parser().parse_args(list(words))
-    own = [name for name in ("plan", "node_rank", "secret_file", "quarantine", "quarantined") if getattr(found, name)]
-    if own or found.secret_stdin or found.json:
-        raise UsageError(f"floors: {' '.join(words)!r} has options of the launcher's own")
+    own = ("judge", "plan", "node_rank", "secret_file", "secret_stdin", "quarantine", "quarantined", "json")
+    if any(getattr(found, name) not in (None, False) for name in own):
+        raise UsageError(f"floors: {' '.join(words)!r} has options that are the launcher's own")
 
 
 def plan_from(text: str) -> Plan:
@@ -163,18 +155,20 @@ def _one_of_many(options: argparse.Namespace) -> int:
         raise UsageError("what all hosts share is missing: --secret-file or --secret-stdin")
     if len(secret) < 16:
         raise UsageError("the secret must have 16 characters or more: head -c 32 /dev/urandom | base64")
-    report = _report(plan, options.node_rank, secret, asked_of(options, os.environ))
+    report = {**_report(plan, options.node_rank, secret, asked_of(options, os.environ)), "plan": plan.as_dict()}
     print(f"{MARK}{json.dumps(report)}", flush=True)
     return Exit.FINISHED
 
 
 def _judge(options: argparse.Namespace) -> int:
-    plan = plan_from(options.plan)
     try:
-        text = sys.stdin.read() if options.reports == "-" else Path(options.reports).read_text(errors="replace")
+        text = sys.stdin.read() if options.judge == "-" else Path(options.judge).read_text(errors="replace")
     except OSError as error:
-        raise UsageError(f"{options.reports}: {error.strerror}") from None
-    return say(conclude(plan, reports_in(text), {}, {}, options.quarantine, as_json=options.json))
+        raise UsageError(f"--judge: {options.judge}: {error.strerror}") from None
+    reports = reports_in(text)
+    plan = plan_from(options.plan or json.dumps(reports[0]["plan"])) if options.plan or reports else None
+    silent = {} if plan else {"every host": "no host told anything: what they say is above"}
+    return say(conclude(plan, reports, {}, silent, options.quarantine, as_json=options.json))
 
 
 def say(told: Told) -> int:
@@ -183,3 +177,7 @@ def say(told: Told) -> int:
     if told.note:
         print(told.note, file=sys.stderr)
     return told.exit_code
+
+
+if __name__ == "__main__":  # for the Python of a host that has nothing else (slurm/common.sh)
+    sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck 
 ANSIBLE_YAML := $(wildcard ansible/*.yml) ansible/roles ansible/group_vars
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm bench-links image image-lock wheels up lab lab-down lab-shell clean
+.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm bench-preflight bench-links image image-lock wheels up lab lab-down lab-shell clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -63,6 +63,9 @@ bench: $(READY) ## measure, print figures
 
 bench-up: $(READY) ## seconds from `docker compose up` to the first training step, median of three
 	$(BIN)/python -m tests.bench.up
+
+bench-preflight: $(READY) ## seconds of a preflight on 2 to 100 hosts, and 20 times on hosts that are well: any false alarm? (needs root)
+	$(BIN)/python -m tests.bench.preflight
 
 bench-slurm: $(READY) ## seconds from `sbatch` to the first step beside `srun torchrun`, on the lab's Slurm; ten minutes
 	$(BIN)/python -m tests.bench.slurm

@@ -29,7 +29,7 @@ SECRET = "a secret that all agents share of job {}"
 _V2 = next((p for p in (Path("/sys/fs/cgroup/unified"), Path("/sys/fs/cgroup")) if (p / "cgroup.procs").exists()), None)
 _V1_MEMORY = Path("/sys/fs/cgroup/memory")
 _JOB_MARK = "LAB_JOB"
-_MOST = 16
+_MOST = 120
 
 
 def _address(index: int) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import secrets
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.hosts import PYTHON, Host, Lab, hosts, why_not
-from tests.ranks import ROOT, clean_environment
+from tests.hosts import PYTHON, Lab, hosts, why_not
+from tests.preflights import looked_at
+from tests.ranks import ROOT
 from train.launch.preflight.command import plan_from
 
 pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
@@ -38,41 +39,10 @@ def runs(lab: Lab) -> Iterator[list[str]]:
     Path(name).rmdir()
 
 
-def preflight(
-    lab: Lab, runs: Sequence[str], *options: str, addresses: Sequence[str] = (), slots: int = 1,
-    around: Mapping[int, Sequence[str]] | None = None, env: Mapping[int, Mapping[str, str]] | None = None,
-    on: Mapping[int, Host] | None = None, reduces: bool = False,
-) -> Told:  # fmt: skip
-    """The verdict on all hosts, as JSON. `around`: words before a host's command; `on`: another host in its place."""
-    names = [host.name for host in lab.hosts]
-    told = [
-        {"name": name, "address": address, "slots": slots, "node_rank": rank}
-        for rank, (name, address) in enumerate(zip(names, addresses or [h.address for h in lab.hosts], strict=True))
-    ]
-    plan = json.dumps({"hosts": told, "master_ports": [*range(29500, 29508)], "control_ports": [29601], "run_id": None})
-    secret = secrets.token_hex(16)
-    if not reduces:
-        options = (*options, "--no-all-reduce")
-    workers = []
-    for rank, host in enumerate(lab.hosts):
-        words = [
-            *(around or {}).get(rank, []), PYTHON, "-m", "train", "preflight", "--plan", plan, "--node-rank", str(rank),
-            "--runs-dir", runs[rank], "--secret-stdin", "--min-free-mb", "1", *options,
-        ]  # fmt: skip
-        given = clean_environment(**{"PYTHONPATH": str(ROOT), **(env or {}).get(rank, {})})
-        pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        workers.append((on or {}).get(rank, host).popen(words, env=given, text=True, **pipes))
-        stdin = workers[-1].stdin
-        assert stdin is not None
-        stdin.write(f"{secret}\n")
-        stdin.flush()
-    said = "".join(worker.communicate(timeout=60)[0] for worker in workers)
-    judge = [PYTHON, "-m", "train", "preflight", "--judge", "-", "--plan", plan, "--json"]
-    done = subprocess.run(judge, input=said, capture_output=True, text=True, cwd=ROOT, check=False, timeout=30)
-    assert done.returncode in (0, 3), said + done.stderr
-    verdict: Told = json.loads(done.stdout)
-    assert verdict["fit"] == (done.returncode == 0)
-    for host in lab.hosts:  # nothing is left
+def preflight(lab: Lab, runs: Sequence[str], *options: str, reduces: bool = False, **more: Any) -> Told:
+    """The verdict on all hosts; nothing is left on them."""
+    verdict = looked_at(lab, runs, *options, *(() if reduces else ("--no-all-reduce",)), **more)
+    for host in lab.hosts:
         assert not [line for line in host.processes().values() if "preflight" in line]
         assert "preflight" not in host.run(f"ls -A {runs[0]}")
     return verdict

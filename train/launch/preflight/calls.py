@@ -18,13 +18,16 @@ from train.launch import wire
 from train.launch.topology import Plan
 from train.launch.wire import Message, SecretError, Wire, WireError
 
-CONNECT_S = 2.0
+CONNECT_S = 4.0
+"""A busy host takes long to answer."""
+AT_ONCE = 32
+"""Calls that a host makes at a time."""
 PINGS = 5
 RATE_S, PIECE = 0.4, b"\0" * (1 << 18)
 _SEND_BUFFER = 1 << 20  # what is on its way when the time is up must not take long on a slow link
 MOST_CALLED = 128
 """With more hosts than these, each one calls so many others: all pairs would be too many."""
-_ENOUGH_S = 3.0
+_ENOUGH_S = 8.0
 """A host that is there, as it has called us, but cannot be reached in this time, will not be."""
 
 
@@ -155,17 +158,19 @@ class Meeting:
 
     async def call_all(self) -> None:
         """Call everybody, until each one has answered or will not."""
-        await asyncio.gather(*(self._call(call) for call in self.calls.values()))
+        slots = asyncio.Semaphore(AT_ONCE)
+        await asyncio.gather(*(self._call(call, slots) for call in self.calls.values()))
 
-    async def _call(self, call: Call) -> None:
+    async def _call(self, call: Call, slots: asyncio.Semaphore) -> None:
         began_s = time.monotonic()
         attempt = 0
         while True:
             told = self._told.get(call.node_rank)
             ports = [told["ports"][0]] if told else list(self.plan.master_ports)
             call.port = ports[attempt % len(ports)]
-            if await self._try(call, call.port):
-                return
+            async with slots:
+                if await self._try(call, call.port):
+                    return
             attempt += 1
             left_s = self._deadline_s - time.monotonic()
             if call.node_rank in self.heard and time.monotonic() - began_s > _ENOUGH_S:

@@ -24,7 +24,7 @@ def given(tmp_path: Path) -> Path:
 @pytest.fixture
 def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     words: list[str] = []
-    monkeypatch.setattr(resume.log, "warning", words.append)
+    monkeypatch.setattr("train.resume.log.warning", words.append)
     return words
 
 

@@ -41,6 +41,7 @@ class Checkpoints:
         self.keep = keep
         self.keep_every = keep_every
         self._is_synced = False
+        self._passed_over: set[Path] = set()
 
     def save(self, step: int, state: State) -> Path:
         """Write one; it is whole or not there at all. Raises CheckpointError; older ones stay then."""
@@ -73,9 +74,11 @@ class Checkpoints:
             why = str(error) if isinstance(error, UnreadableError) else in_words(error)
             raise CheckpointError(f"cannot save step {step} in {self.folder}: {why}") from error
         later = [path for path in saved if step_of(path) > step]  # of a course that was given up
-        earlier = [path for path in saved if step_of(path) < step]
-        for path in [*later, *(path for path in earlier[self.keep - 1 :] if not self._stays(path))]:
+        damaged = self._passed_over - {target}  # they are not to be kept in the place of good ones
+        earlier = [path for path in saved if step_of(path) < step and path not in damaged]
+        for path in [*later, *damaged, *(path for path in earlier[self.keep - 1 :] if not self._stays(path))]:
             self._remove(path)
+        self._passed_over = set()
         return target
 
     def _stays(self, path: Path) -> bool:
@@ -125,6 +128,7 @@ class Checkpoints:
         """
         for _ in range(_MOST_READINGS):
             damaged: list[str] = []
+            self._passed_over = set()
             for path in self.saved():
                 try:
                     return load(path), path, damaged
@@ -134,6 +138,7 @@ class Checkpoints:
                     if is_gone(path):
                         break  # a job at work has removed it: there is a newer one
                     damaged.append(str(error))
+                    self._passed_over.add(path)
             else:
                 if damaged:
                     raise CheckpointError(f"no checkpoint in {self.folder} is whole: " + "; ".join(damaged))

@@ -120,8 +120,8 @@ def open_run(options: LaunchOptions, config: Config, suggested_id: str | None) -
         UsageError: the folder cannot be made, or another job holds it.
     """
     runs = Path(options.runs_dir)
-    run_id = options.run_id or _own_part(runs, suggested_id, config)
     try:
+        run_id = options.run_id or _own_part(runs, suggested_id, config)
         if run_id is None and options.resume == "auto":
             for path in _unfinished(runs, config.digest()):
                 lock = _try_lock(path)
@@ -155,9 +155,10 @@ def is_finished(path: Path) -> bool:
 
 
 def _environment(path: Path) -> dict[str, Any]:
+    """Raises OSError of a disk or network that fails for now: a run that is there is not to begin anew elsewhere."""
     try:
         found = json.loads((path / "environment.json").read_text())
-    except (OSError, ValueError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError, ValueError):  # none, another user's, or nonsense
         return {}
     return found if isinstance(found, dict) else {}
 

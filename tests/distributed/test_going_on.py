@@ -131,6 +131,31 @@ def test_a_run_with_running_statistics_that_stopped_goes_on_from_them() -> None:
     _assert_same(later.objective.model.state_dict(), whole.objective.model.state_dict())
 
 
+@pytest.mark.parametrize("asked_in", [STEPS - 1, STEPS])
+def test_a_stop_at_the_last_step_leaves_its_evaluation_for_later(
+    asked_in: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time may be too short for it. The state is saved first; gone on with, the run ends as if never stopped."""
+    whole = _in_one_go(SCALED, infinity=0)
+    stopped = make_job(config_of(*SCALED))
+    stopped.asked_to_stop = lambda: stopped.progress.step == asked_in - 1
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "evaluate", lambda _: pytest.fail("there is no time for that"))
+        assert not loop.fit(stopped)
+    assert (stopped.progress.step, stopped.progress.evaluated_step) == (STEPS, 0)
+    assert stopped.progress.saved_step == STEPS
+    later = make_job(config_of(*SCALED))
+    restore(later, state_of(stopped))
+    assert loop.fit(later)
+    _assert_same(weights(later), weights(whole))
+    assert state_of(later)["progress"] == state_of(whole)["progress"]
+    assert later.progress.evaluation == whole.progress.evaluation
+    again = make_job(config_of(*SCALED))
+    restore(again, state_of(later))
+    assert loop.fit(again)  # it was through: it says once more what it has come to
+    assert again.progress.evaluation == whole.progress.evaluation
+
+
 def test_dropout_is_on_again_after_an_evaluation(dropout: Flags) -> None:
     plain = _in_one_go([*dropout, "train.eval_every=0"], infinity=0)
     without = _in_one_go([*dropout, "model.dropout=0"], infinity=0)

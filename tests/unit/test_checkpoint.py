@@ -2,50 +2,21 @@
 
 from __future__ import annotations
 
-import builtins
 import errno
 import hashlib
-import io
 import json
 import os
 import shutil
-from collections import OrderedDict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from train.checkpoint import Checkpoints, State, load, step_of
-from train.errors import CheckpointError, UnreadableError
-from train.runtime import Runtime
-from train.sharing import share
-
-
-def state_at(step: int) -> State:
-    torch.manual_seed(step)
-    model = nn.Linear(4, 3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
-    model(torch.randn(2, 4)).sum().backward()
-    optimizer.step()
-    return {
-        "model": model.state_dict(),
-        "optimizer": optimizer.state_dict(),
-        "progress": {"step": step, "best_eval_loss": float("inf")},
-        "config": {"data": {"paths": ["a", "b"]}, "betas": [0.9, 0.95], "loss": None},
-    }
-
-
-def same(one: Any, two: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        return one.dtype == two.dtype and torch.equal(one, two)
-    if isinstance(one, dict):
-        return list(one) == list(two) and all(same(one[key], two[key]) for key in one)
-    if isinstance(one, list | tuple):
-        return type(one) is type(two) and len(one) == len(two) and all(map(same, one, two))
-    return bool(one == two)
+from tests.states import flip_a_bit, same, state_at
+from train.checkpoint import Checkpoints, State, load
+from train.errors import CheckpointError
 
 
 @pytest.fixture
@@ -55,12 +26,6 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 
 def names(checkpoints: Checkpoints) -> list[str]:
     return [path.name for path in checkpoints.saved()]
-
-
-def flip_a_bit(file: Path) -> None:
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 4
-    file.write_bytes(content)
 
 
 # Whole
@@ -196,6 +161,21 @@ def test_where_all_are_damaged_nothing_starts_anew_in_silence(checkpoints: Check
     assert words.index("step-00000010") < words.index("step-00000005")
 
 
+def test_a_damaged_one_that_was_passed_over_is_not_kept_in_the_place_of_a_good_one(tmp_path: Path) -> None:
+    """Stopped and saved between two round steps; that save was damaged, and the run has gone past it."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=2)
+    for step in (5, 7):
+        checkpoints.save(step, state_at(step))
+    flip_a_bit(checkpoints.folder / "step-00000007" / "state.pt")
+    found = checkpoints.newest()
+    assert found is not None
+    assert found[1].name == "step-00000005"
+    checkpoints.save(10, state_at(10))
+    assert names(checkpoints) == ["step-00000010", "step-00000005"]
+    checkpoints.save(15, state_at(15))
+    assert names(checkpoints) == ["step-00000015", "step-00000010"]
+
+
 def test_a_checkpoint_that_asks_to_be_trusted_is_refused_in_words(checkpoints: Checkpoints) -> None:
     path = checkpoints.save(5, {"model": Path("not plain data")})
     with pytest.raises(CheckpointError, match="step-00000005"):
@@ -217,150 +197,6 @@ def test_each_flipped_bit_of_a_manifest_is_found_or_means_nothing(checkpoints: C
             assert type(error) is CheckpointError  # damage, told as such
             found += 1
     assert found > 8 * 64  # the hash alone has so many bits
-
-
-# What cannot be read is not damaged
-
-
-PASSING = [errno.EIO, errno.EACCES, errno.ESTALE, errno.EMFILE]
-
-
-def fails_to_open(patch: pytest.MonkeyPatch, what: str, number: int) -> None:
-    real, real_list = io.open, Path.iterdir
-
-    def opened(file: Any, *args: Any, **more: Any) -> Any:
-        if not isinstance(file, int) and what in str(file):
-            raise OSError(number, os.strerror(number), str(file))
-        return real(file, *args, **more)
-
-    def listed(folder: Path) -> Iterator[Path]:
-        if what in str(folder):
-            raise OSError(number, os.strerror(number), str(folder))
-        return real_list(folder)
-
-    patch.setattr(io, "open", opened)
-    patch.setattr(builtins, "open", opened)
-    patch.setattr(Path, "iterdir", listed)
-
-
-@pytest.mark.parametrize("number", PASSING, ids=errno.errorcode.get)
-@pytest.mark.parametrize("what", ["step-00000010/manifest.json", "step-00000010/state.pt", "checkpoints"])
-def test_what_cannot_be_read_for_now_is_told_and_nothing_older_is_taken(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch, number: int, what: str
-) -> None:
-    for step in (5, 10):
-        checkpoints.save(step, state_at(step))
-    with monkeypatch.context() as patch:
-        fails_to_open(patch, what, number)
-        with pytest.raises(UnreadableError) as caught:
-            checkpoints.newest()
-    assert what.split("/", maxsplit=1)[0] in str(caught.value)
-    assert (f"user {os.geteuid()} may not" if number == errno.EACCES else os.strerror(number)) in str(caught.value)
-    assert names(checkpoints) == ["step-00000010", "step-00000005"]
-    found = checkpoints.newest()
-    assert found is not None
-    assert found[1].name == "step-00000010"
-
-
-def test_too_little_memory_to_load_the_newest_is_no_reason_to_take_an_older_one(
-    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for step in (5, 10):
-        checkpoints.save(step, state_at(step))
-    real = torch.load
-
-    def short(path: Path, **more: Any) -> Any:
-        if "step-00000010" in str(path):
-            raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes.")
-        return real(path, **more)
-
-    monkeypatch.setattr(torch, "load", short)
-    with pytest.raises(UnreadableError, match=r"step-00000010 cannot be read, but may be good: .*allocate memory"):
-        checkpoints.newest()
-
-
-def test_a_link_to_a_disk_that_is_not_there_is_no_empty_folder(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    checkpoints.folder.symlink_to(tmp_path / "mount" / "checkpoints")
-    with pytest.raises(UnreadableError, match="leads nowhere: is its disk mounted"):
-        checkpoints.newest()
-
-
-# Read beside a job at work
-
-
-def test_readers_change_nothing(checkpoints: Checkpoints) -> None:
-    """A save of step 10 anew is between its two renames: the one of before is what counts until then."""
-    for step in (5, 10):
-        checkpoints.save(step, state_at(step))
-    old = checkpoints.folder / ".replaced-step-00000010"
-    (checkpoints.folder / "step-00000010").rename(old)
-    (checkpoints.folder / ".writing-step-00000010").mkdir()
-    before = sorted(checkpoints.folder.iterdir())
-    found = checkpoints.newest()
-    assert found is not None
-    assert same(found[0], state_at(10))
-    assert found[1:] == (old, [])
-    assert [step_of(path) for path in checkpoints.saved()] == [10, 5]
-    assert sorted(checkpoints.folder.iterdir()) == before
-    checkpoints.save(11, state_at(11))
-    assert names(checkpoints) == ["step-00000011", "step-00000010", "step-00000005"]
-    assert same(load(checkpoints.folder / "step-00000010"), state_at(10))
-    assert not list(checkpoints.folder.glob(".*"))
-
-
-def test_a_reader_whose_checkpoint_is_removed_meanwhile_takes_the_one_that_came(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    checkpoints = Checkpoints(tmp_path / "checkpoints", keep=1)
-    checkpoints.save(5, state_at(5))
-    real = hashlib.file_digest
-    saving = [10, 15, 20]
-
-    def overtaken(*args: Any) -> Any:
-        if saving:
-            Checkpoints(checkpoints.folder, keep=1).save(step := saving.pop(0), state_at(step))
-        return real(*args)
-
-    class Late:
-        """Each reading of a file is overtaken by a save, which removes that file's folder."""
-
-        file_digest = staticmethod(overtaken)
-
-    monkeypatch.setattr("train.disk.hashlib", Late)
-    found = checkpoints.newest()
-    assert found is not None
-    assert (found[1].name, found[2]) == ("step-00000020", [])
-
-
-def test_a_checkpoint_goes_by_its_name_first(checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kill in the middle of removing an old one leaves nothing that looks damaged."""
-    for step in (5, 10, 15):
-        checkpoints.save(step, state_at(step))
-    seen = []
-    real = shutil.rmtree
-
-    def noted(path: Path, **more: Any) -> None:
-        seen.append((Path(path).name, sorted(names(checkpoints))))
-        real(path, **more)
-
-    monkeypatch.setattr(shutil, "rmtree", noted)
-    checkpoints.save(20, state_at(20))
-    assert seen == [(".removing-step-00000005", ["step-00000010", "step-00000015", "step-00000020"])]
-
-
-ODD = ["step-12x", "step-00000010.bak", "step-5", "step-²", "step--1", "step-", ".replaced-step-x"]
-
-
-def test_folders_of_other_names_are_somebody_elses(checkpoints: Checkpoints) -> None:
-    checkpoints.folder.mkdir()
-    for name in ODD:
-        (checkpoints.folder / name).mkdir()
-    assert checkpoints.newest() is None
-    for step in range(1, 6):
-        checkpoints.save(step, state_at(step))
-    assert names(checkpoints) == ["step-00000005", "step-00000004", "step-00000003"]
-    left = {path.name for path in checkpoints.folder.iterdir()}
-    assert left == {*names(checkpoints), *ODD[:-1], "latest"}
 
 
 # Interrupted
@@ -475,56 +311,3 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     (tmp_path / "way").write_text("a file in the way")
     with pytest.raises(CheckpointError, match=r"cannot save step 1 in .*way: \w+Error"):
         Checkpoints(tmp_path / "way", keep=1).save(1, state_at(1))
-
-
-# Shared
-
-
-class Rank:
-    """A runtime that plays rank 0's broadcasts back to another rank of the same process."""
-
-    def __init__(self, rank: int, wire: list[Any], world_size: int = 2) -> None:
-        self.rank, self.wire, self.world_size = rank, wire, world_size
-
-    def broadcast(self, value: Any) -> Any:
-        if self.rank == 0:
-            self.wire.append(value)
-            return value
-        return self.wire.pop(0)
-
-    def broadcast_tensor(self, tensor: torch.Tensor) -> None:
-        if self.rank == 0:
-            self.wire.append(tensor.clone())
-        else:
-            tensor.copy_(self.wire.pop(0))
-
-
-def shared(state: State | None) -> tuple[State | None, State | None, list[Any]]:
-    wire: list[Any] = []
-    mine = share(state, cast(Runtime, Rank(0, wire)))
-    sent = list(wire)
-    theirs = share(None, cast(Runtime, Rank(1, wire)))
-    assert wire == []
-    return mine, theirs, sent
-
-
-def test_rank_0s_state_reaches_the_others() -> None:
-    state: State = {
-        **state_at(4), "flat": torch.arange(6.0).reshape(2, 3).t(), "scalar": torch.tensor(7, dtype=torch.int64),
-        "short": torch.ones(2, dtype=torch.bfloat16), "bits": torch.tensor([True, False]), "pair": (1, torch.ones(1)),
-        "empty": torch.empty(0, 3), "number": 3, "nothing": None,
-    }  # fmt: skip
-    mine, theirs, sent = shared(state)
-    assert same(mine, state)
-    assert same(theirs, state)
-    assert not any(isinstance(value, torch.Tensor) for value in sent[0].values())
-
-
-def test_a_state_of_no_tensors_and_no_state_at_all_are_shared_too() -> None:
-    assert shared({"step": 3})[:2] == ({"step": 3}, {"step": 3})
-    assert shared(None) == (None, None, [None])
-
-
-def test_a_lone_rank_keeps_its_state_as_it_is() -> None:
-    state: State = OrderedDict(weight=torch.ones(2))
-    assert share(state, cast(Runtime, Rank(0, [], world_size=1))) is state

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import os
 import re
@@ -90,6 +91,24 @@ def test_a_finished_run_is_left_alone(runs: Path) -> None:
     old = past_run(runs, "old", 200)
     past_run(runs, "done", 100, outcome="finished")
     assert opened(runs).path == old
+
+
+@pytest.mark.parametrize("suggested", [None, "slurm-7"])
+def test_an_unfinished_run_that_cannot_be_read_for_now_is_no_reason_to_begin_another(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, suggested: str | None
+) -> None:
+    past_run(runs, "slurm-7", 200)
+    real = Path.read_text
+
+    def failing(path: Path, **more: Any) -> str:
+        if path.name == "environment.json":
+            raise OSError(errno.ESTALE, "Stale file handle", str(path))
+        return real(path, **more)
+
+    monkeypatch.setattr(Path, "read_text", failing)
+    with pytest.raises(UsageError, match=r"cannot write a run folder in .*Stale file handle"):
+        opened(runs, suggested=suggested)
+    assert [path.name for path in runs.iterdir()] == ["slurm-7"]
 
 
 def test_a_run_of_another_config_is_left_alone(runs: Path) -> None:

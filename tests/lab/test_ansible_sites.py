@@ -22,6 +22,9 @@ SAYS_SYSTEMD = """#!/bin/sh
 [ "$1 $3" != "info {{.CgroupDriver}}" ] || exec echo systemd
 exec /usr/bin/docker "$@"
 """
+REGISTRY = json.dumps({
+    "version": 0.1, "storage": {"filesystem": {"rootdirectory": "/var/lib/docker-registry"}}, "http": {"addr": ":5000"},
+})  # fmt: skip
 UP = r"node1 rank 0 \| up"
 
 
@@ -131,6 +134,9 @@ def test_an_image_from_a_registry_by_its_digest(two: Site) -> None:
     """Debian's docker-registry on the controller; the engines are told to trust it without TLS."""
     on, registry = two.cluster.on, f"{two.cluster.address('head')}:5000"
     on("head", "sh", "-c", "apt-get -qq update; apt-get -qq install -y docker-registry", timeout_s=180)
+    on("head", "sh", "-c", f"echo '{REGISTRY}' >/etc/docker/registry/config.yml; systemctl restart docker-registry")
+    up = f"until </dev/tcp/{two.cluster.address('head')}/5000; do sleep 0.1; done 2>/dev/null"
+    on("node1", "timeout", "30", "bash", "-c", up)
     trust = {"docker_extra_settings": {"insecure-registries": [registry]}}
     provision(two, "--tags", "docker", "--limit", "nodes", **trust)
     name = f"{registry}/small"

@@ -156,23 +156,6 @@ def test_an_image_from_a_registry_by_its_digest(two: Site) -> None:
     assert "image_source=registry needs image_registry_name" in none
 
 
-def test_an_engine_from_a_repository_of_its_own(two: Site) -> None:
-    """`docker_source: docker` with Debian's mirror in the place of Docker's, which is not at hand here."""
-    two.cluster.add()
-    host = "node3"
-    mirror = two.cluster.on(host, "sh", "-c", "grep -hoE 'https?://[^ ]+' -r /etc/apt/sources.list* | head -n 1")
-    suite = two.cluster.on(host, "sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME")
-    key = f"file:///etc/apt/trusted.gpg.d/debian-archive-{suite}-stable.asc"
-    repository = {"name": "docker", "url": mirror, "suite": suite, "components": "main", "key": key}
-    packages = {"docker": ["docker.io", "iptables", "python3-requests"]}
-    more = {"docker_source": "docker", "docker_repository": repository, "docker_packages_of": packages}
-    args = ("--tags", "base,docker", "--limit", host)
-    provision(two, *args, **more)
-    assert two.cluster.on(host, "docker", "info", "--format", "{{.LiveRestoreEnabled}}") == "true"
-    assert f"URIs: {mirror}" in two.cluster.on(host, "cat", "/etc/apt/sources.list.d/docker.sources")
-    assert "changed=0" in provision(two, *args, **more)
-
-
 def test_nothing_reloads_systemd_under_containers_that_would_lose_their_gpus(two: Site) -> None:
     """By what Docker tells of them; that its control groups are systemd's is all that a stand-in says here."""
     on = two.cluster.on
@@ -196,3 +179,20 @@ def test_nothing_reloads_systemd_under_containers_that_would_lose_their_gpus(two
     finally:
         on("node1", "sh", "-c", "rm /usr/local/bin/docker; docker rm -f with-gpus without; apt-get -qq purge -y tree")
     provision(two, "--tags", "docker", "--limit", "node1")
+
+
+def test_an_engine_from_a_repository_of_its_own(two: Site) -> None:
+    """`docker_source: docker` with Debian's mirror in place of Docker's, which is not at hand; last, for there is one host more."""
+    two.cluster.add()
+    host = "node3"
+    mirror = two.cluster.on(host, "sh", "-c", "grep -hoE 'https?://[^ ]+' -r /etc/apt/sources.list* | head -n 1")
+    suite = two.cluster.on(host, "sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME")
+    key = f"file:///etc/apt/trusted.gpg.d/debian-archive-{suite}-stable.asc"
+    repository = {"name": "docker", "url": mirror, "suite": suite, "components": "main", "key": key}
+    packages = {"docker": ["docker.io", "iptables", "python3-requests"]}
+    more = {"docker_source": "docker", "docker_repository": repository, "docker_packages_of": packages}
+    args = ("--tags", "base,docker", "--limit", host)
+    provision(two, *args, **more)
+    assert two.cluster.on(host, "docker", "info", "--format", "{{.LiveRestoreEnabled}}") == "true"
+    assert f"URIs: {mirror}" in two.cluster.on(host, "cat", "/etc/apt/sources.list.d/docker.sources")
+    assert "changed=0" in provision(two, *args, **more)

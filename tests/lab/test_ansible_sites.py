@@ -182,7 +182,7 @@ def test_nothing_reloads_systemd_under_containers_that_would_lose_their_gpus(two
 
 
 def test_an_engine_from_a_repository_of_its_own(two: Site) -> None:
-    """`docker_source: docker` with Debian's mirror in place of Docker's, which is not at hand; last, for there is one host more."""
+    """`docker_source: docker`, with Debian's mirror in place of Docker's. Last: it leaves one host more."""
     two.cluster.add()
     host = "node3"
     mirror = two.cluster.on(host, "sh", "-c", "grep -hoE 'https?://[^ ]+' -r /etc/apt/sources.list* | head -n 1")

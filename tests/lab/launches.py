@@ -174,6 +174,7 @@ class Site:
                 host, "sh", "-c", "docker ps -aq --filter label=muster.launch | xargs -r docker rm -f", check=False
             )
             self.cluster.on(host, "pkill", "-9", "-f", "train (node|run)", check=False)
+            self.cluster.on(host, "pkill", "-f", SPIES, check=False)
 
 
 def make_venvs(made: Site) -> None:
@@ -189,6 +190,7 @@ def make_venvs(made: Site) -> None:
             subprocess.run(copy, check=True, capture_output=True)
 
 
+SPIES = "^python3 -c .import glob"
 SPY = """
 import glob, os, time
 turn = 0
@@ -227,7 +229,7 @@ class Spy:
 
     def stop(self) -> None:
         # The end of `docker exec` would leave it running.
-        self._cluster.on(self._host, "pkill", "-f", "^python3 -c .import glob")
+        self._cluster.on(self._host, "pkill", "-f", SPIES)
         self.process.wait(10)
 
 

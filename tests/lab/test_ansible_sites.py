@@ -22,6 +22,9 @@ SAYS_SYSTEMD = """#!/bin/sh
 [ "$1 $3" != "info {{.CgroupDriver}}" ] || exec echo systemd
 exec /usr/bin/docker "$@"
 """
+REGISTRY = json.dumps({
+    "version": 0.1, "storage": {"filesystem": {"rootdirectory": "/var/lib/docker-registry"}}, "http": {"addr": ":5000"},
+})  # fmt: skip
 UP = r"node1 rank 0 \| up"
 
 
@@ -131,6 +134,9 @@ def test_an_image_from_a_registry_by_its_digest(two: Site) -> None:
     """Debian's docker-registry on the controller; the engines are told to trust it without TLS."""
     on, registry = two.cluster.on, f"{two.cluster.address('head')}:5000"
     on("head", "sh", "-c", "apt-get -qq update; apt-get -qq install -y docker-registry", timeout_s=180)
+    on("head", "sh", "-c", f"echo '{REGISTRY}' >/etc/docker/registry/config.yml; systemctl restart docker-registry")
+    up = f"until </dev/tcp/{two.cluster.address('head')}/5000; do sleep 0.1; done 2>/dev/null"
+    on("node1", "timeout", "30", "bash", "-c", up)
     trust = {"docker_extra_settings": {"insecure-registries": [registry]}}
     provision(two, "--tags", "docker", "--limit", "nodes", **trust)
     name = f"{registry}/small"
@@ -148,23 +154,6 @@ def test_an_image_from_a_registry_by_its_digest(two: Site) -> None:
     assert re.findall(r"failed=(\d+)", wrong) == ["1", "1"], wrong
     none = provision(two, *args, **given, fails=True)
     assert "image_source=registry needs image_registry_name" in none
-
-
-def test_an_engine_from_a_repository_of_its_own(two: Site) -> None:
-    """`docker_source: docker` with Debian's mirror in the place of Docker's, which is not at hand here."""
-    two.cluster.add()
-    host = "node3"
-    mirror = two.cluster.on(host, "sh", "-c", "grep -hoE 'https?://[^ ]+' -r /etc/apt/sources.list* | head -n 1")
-    suite = two.cluster.on(host, "sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME")
-    key = f"file:///etc/apt/trusted.gpg.d/debian-archive-{suite}-stable.asc"
-    repository = {"name": "docker", "url": mirror, "suite": suite, "components": "main", "key": key}
-    packages = {"docker": ["docker.io", "iptables", "python3-requests"]}
-    more = {"docker_source": "docker", "docker_repository": repository, "docker_packages_of": packages}
-    args = ("--tags", "base,docker", "--limit", host)
-    provision(two, *args, **more)
-    assert two.cluster.on(host, "docker", "info", "--format", "{{.LiveRestoreEnabled}}") == "true"
-    assert f"URIs: {mirror}" in two.cluster.on(host, "cat", "/etc/apt/sources.list.d/docker.sources")
-    assert "changed=0" in provision(two, *args, **more)
 
 
 def test_nothing_reloads_systemd_under_containers_that_would_lose_their_gpus(two: Site) -> None:
@@ -190,3 +179,20 @@ def test_nothing_reloads_systemd_under_containers_that_would_lose_their_gpus(two
     finally:
         on("node1", "sh", "-c", "rm /usr/local/bin/docker; docker rm -f with-gpus without; apt-get -qq purge -y tree")
     provision(two, "--tags", "docker", "--limit", "node1")
+
+
+def test_an_engine_from_a_repository_of_its_own(two: Site) -> None:
+    """`docker_source: docker`, with Debian's mirror in place of Docker's. Last: it leaves one host more."""
+    two.cluster.add()
+    host = "node3"
+    mirror = two.cluster.on(host, "sh", "-c", "grep -hoE 'https?://[^ ]+' -r /etc/apt/sources.list* | head -n 1")
+    suite = two.cluster.on(host, "sh", "-c", ". /etc/os-release; echo $VERSION_CODENAME")
+    key = f"file:///etc/apt/trusted.gpg.d/debian-archive-{suite}-stable.asc"
+    repository = {"name": "docker", "url": mirror, "suite": suite, "components": "main", "key": key}
+    packages = {"docker": ["docker.io", "iptables", "python3-requests"]}
+    more = {"docker_source": "docker", "docker_repository": repository, "docker_packages_of": packages}
+    args = ("--tags", "base,docker", "--limit", host)
+    provision(two, *args, **more)
+    assert two.cluster.on(host, "docker", "info", "--format", "{{.LiveRestoreEnabled}}") == "true"
+    assert f"URIs: {mirror}" in two.cluster.on(host, "cat", "/etc/apt/sources.list.d/docker.sources")
+    assert "changed=0" in provision(two, *args, **more)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
 import subprocess
@@ -62,6 +63,22 @@ def test_a_wrong_type_is_refused(role: Path, name: str, monkeypatch: pytest.Monk
         return
     spec = {name: {key: value for key, value in option.items() if key != "description"}}
     assert ArgumentSpecValidator(spec).validate({name: wrong}).error_messages
+
+
+def test_networks_in_whatever_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "intern", sys.intern)
+    spec = importlib.util.spec_from_file_location("filters", ROOT / "ansible/filter_plugins/muster.py")
+    assert spec is not None
+    assert spec.loader is not None
+    filters = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(filters)
+    of = filters.FilterModule().filters()["muster_networks"]
+    both = {"ip": ["10.0.0.0/24", "10.1.0.0/16"], "ip6": ["fd00::/64"], "wrong": []}
+    all_ = ["10.0.0.0/24", "fd00::/64", "10.1.0.0/16"]
+    assert of(["10.0.0.0/24", "fd00::/64,10.1.0.9/16"]) == {**both, "all": all_}
+    assert of("10.0.0.0/24, fd00::/64 ,10.1.0.0/16") == {**both, "all": all_}
+    assert of("") == {"ip": [], "ip6": [], "all": [], "wrong": []}
+    assert of("10.0.0/24,x")["wrong"] == ["10.0.0/24", "x"]
 
 
 @pytest.mark.slow

@@ -121,6 +121,19 @@ def test_a_secret_that_a_launcher_left_when_it_died_goes_with_the_next_launch(ho
     assert host.end(given(tmp_path), tmp_path)["exit_code"] == 0
 
 
+def test_a_module_that_is_sent_again_does_no_harm_to_what_it_started(host: Any, tmp_path: Path) -> None:
+    """As Ansible does where a connection breaks."""
+    code = code_of(tmp_path, ID)
+    told = given(tmp_path, code=str(code), command=["sh", "-c", "while :; do sleep 0.1; done"], share=True)
+    assert host.start(told, tmp_path) == {"changed": True, "is_up": True}
+    assert host.start(told, tmp_path) == {"changed": False, "is_up": True}
+    assert host.is_running(tmp_path / ID)
+    assert code.exists()
+    assert host.end({**told, "wait_s": 0}, tmp_path)["killed"]
+    with pytest.raises(host.RefusalError, match="was started here, and has ended"):
+        host.start(told, tmp_path)
+
+
 def code_of(base: Path, launch: str) -> Path:
     folder = base / "code" / launch
     folder.mkdir(parents=True)

@@ -300,7 +300,8 @@ class Agent:
         told = variables(given)
         if told:
             lines = "".join(f"{name}={in_quotes(value)}\n" for name, value in told.items())
-            words.append(f"--property=EnvironmentFile={self._write('environment', lines)}")
+            file = self._write("environment", lines)
+            words.append(f"--property=EnvironmentFile=-{file}")  # -: it is gone when ExecStopPost comes
         own = {"PYTHONPATH": given["home"], "PYTHONUNBUFFERED": "1", **self._own_variables(given)}
         return [*words, *(f"--setenv={name}={value}" for name, value in own.items()), "--"]
 

@@ -17,7 +17,7 @@ import signal
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ansible.module_utils.muster_launch import Agent, RefusalError, alone, launches, python_of, run
+from ansible.module_utils.muster_launch import Agent, RefusalError, alone, is_running, launches, python_of, run
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,25 +130,34 @@ def start(given: dict[str, Any], base: pathlib.Path) -> dict[str, Any]:
     agent = Agent(base, given["launch"])
     try:
         with alone(base):
-            known = launches(base)
-            tidy_up(base, known, given["launch"])
-            held = [launch for launch in known if launch["running"]]
-            if held and not given["share"]:
-                raise RefusalError("it is in use by " + "; ".join(map(words_of, held)))
-            try:
-                agent.start(given)
-                agent.wait_for_a_word(given["wait_s"])
-            except (RefusalError, OSError):
-                agent.forget()
-                if agent.is_begun:
-                    agent.kill()
-                with contextlib.suppress(OSError):  # such as a full disk
-                    agent.conclude()
-                raise
+            if agent.folder.exists():  # the connection broke, and Ansible asks again
+                if not is_running(agent.folder):
+                    raise RefusalError(f"launch {given['launch']} was started here, and has ended")
+                return {"changed": False, "is_up": True}
+            _start_alone(given, base, agent)
     except (RefusalError, OSError):
-        shutil.rmtree(agent.code, ignore_errors=True)
+        if not is_running(agent.folder):
+            shutil.rmtree(agent.code, ignore_errors=True)
         raise
     return {"changed": True, "is_up": True}
+
+
+def _start_alone(given: dict[str, Any], base: pathlib.Path, agent: Agent) -> None:
+    known = launches(base)
+    tidy_up(base, known, given["launch"])
+    held = [launch for launch in known if launch["running"]]
+    if held and not given["share"]:
+        raise RefusalError("it is in use by " + "; ".join(map(words_of, held)))
+    try:
+        agent.start(given)
+        agent.wait_for_a_word(given["wait_s"])
+    except (RefusalError, OSError):
+        agent.forget()
+        if agent.is_begun:
+            agent.kill()
+        with contextlib.suppress(OSError):  # such as a full disk
+            agent.conclude()
+        raise
 
 
 def tidy_up(base: pathlib.Path, known: list[dict[str, Any]], launch: str) -> None:
@@ -163,8 +172,10 @@ def tidy_up(base: pathlib.Path, known: list[dict[str, Any]], launch: str) -> Non
         for folder in (base, base / "code"):
             shutil.rmtree(folder / one, ignore_errors=True)
     for code in (base / "code").glob("*"):
-        if code.name not in [launch, *(one["id"] for one in known)] and time.time() - code.stat().st_ctime > STRAY_S:
-            shutil.rmtree(code, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):
+            age_s = time.time() - code.stat().st_ctime
+            if age_s > STRAY_S and code.name not in [launch, *(one["id"] for one in known)]:
+                shutil.rmtree(code, ignore_errors=True)
 
 
 def inspect(given: dict[str, Any], base: pathlib.Path) -> dict[str, Any]:
@@ -177,7 +188,7 @@ def matching(given: dict[str, Any], base: pathlib.Path) -> list[dict[str, Any]]:
     """The launches that are meant."""
     return [
         launch
-        for launch in launches(base)
+        for launch in bounded(base, lambda: launches(base))
         if given["launch"] in (None, "", launch["id"]) and given["run_id"] in (None, "", launch["run_id"])
     ]
 

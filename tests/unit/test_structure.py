@@ -18,7 +18,8 @@ FREE_OF_TORCH = [
     "evidence", "failure", "cli",
 ]  # fmt: skip
 SIBLINGS = ["models", "data", "precision", "checkpoint", "metrics", "optim", "health"]
-OF_BOTH_PLANES = {"train", "train.seam", "train.errors", "train.network", "train.slurm_lists"}
+REPORT = {f"train.report.{path.stem}" for path in (ROOT / "train" / "report").glob("[!_]*.py")} | {"train.report"}
+OF_BOTH_PLANES = {"train", "train.seam", "train.errors", "train.network", "train.slurm_lists"} | REPORT
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

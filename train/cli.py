@@ -27,6 +27,8 @@ commands:
   node       start this host's ranks, watch them, end together: python -m train node --standalone
              --nproc-per-node 2 -- run --config ddp
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
+  watch      hosts and ranks of a run as it goes: python -m train watch RUN
+  report     a run, or several beside each other, as one page of HTML: python -m train report RUN
   stop       ask a run to save and stop: python -m train stop RUN
   drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
   checkpoints  list, verify or export what a run has saved: python -m train checkpoints ls RUN
@@ -54,7 +56,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     return commands[arguments[0]](arguments[1:])
 
 
-_TOOLS = {"drill": "checks.drill", "checkpoints": "shelf", "sample": "sample", "report": "report.command"}
+_TOOLS = {
+    "drill": "checks.drill",
+    "checkpoints": "shelf",
+    "sample": "sample",
+    "report": "report.command",
+    "watch": "watching",
+}
 """Commands of the training plane beside `run`, and their modules."""
 
 

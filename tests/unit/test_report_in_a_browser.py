@@ -33,7 +33,7 @@ document.getElementById("f").onload = function () {
     wide: page.documentElement.scrollWidth, high: page.documentElement.scrollHeight,
     charts: charts.map((box) => [box.left, box.right, box.height]),
     filled: view.getComputedStyle(page.querySelector("rect.k-waiting")).fill,
-    letters: Math.min(...[...page.querySelectorAll("svg.chart text")].map((each) => each.getBoundingClientRect().height)),
+    letters: Math.min(...[...page.querySelectorAll("svg.chart text")].map((x) => x.getBoundingClientRect().height)),
     image: page.querySelectorAll("image").length,
   });
 };
@@ -42,10 +42,8 @@ document.getElementById("f").onload = function () {
 
 def browse(folder: Path, *argv: str) -> str:
     assert BROWSER is not None
-    done = subprocess.run(
-        [BROWSER, *QUIET, f"--user-data-dir={folder / 'profile'}", *argv], capture_output=True, text=True, timeout=120,
-        cwd=folder,
-    )  # fmt: skip
+    command = [BROWSER, *QUIET, f"--user-data-dir={folder / 'profile'}", *argv]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=folder, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
 

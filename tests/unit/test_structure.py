@@ -15,7 +15,7 @@ from tests.ranks import ROOT, clean_environment
 FILES = sorted((ROOT / "train").rglob("*.py"))
 FREE_OF_TORCH = [
     "config", "rules", "options", "identity", "errors", "seam", "run_folder", "progress", "network", "health",
-    "evidence", "failure", "cli",
+    "evidence", "failure", "cli", "report.command", "watching",
 ]  # fmt: skip
 SIBLINGS = ["models", "data", "precision", "checkpoint", "metrics", "optim", "health"]
 REPORT = {f"train.report.{path.stem}" for path in (ROOT / "train" / "report").glob("[!_]*.py")} | {"train.report"}

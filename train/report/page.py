@@ -88,12 +88,8 @@ def page_of_several(runs: Sequence[Run]) -> str:
         section("Curves", '<div class="grid">', *curves(runs), "</div>"),
     ]
     if bars:
-        body.append(
-            section(
-                "Where the time went",
-                figure("Mean of each run's ranks", bar_chart(bars, "% of wall time", "") + legend),
-            )
-        )
+        shares = figure("Mean of each run's ranks", bar_chart(bars, "% of wall time", "shares of time") + legend)
+        body.append(section("Where the time went", '<div class="grid">', shares, "</div>"))
     return _document("report of several runs", body)
 
 

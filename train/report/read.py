@@ -89,17 +89,19 @@ class Run:
         return next((size for size in found if isinstance(size, int) and size > 0), told)
 
 
-def read_run(path: Path) -> Run:
-    """A run folder, or what is left of one. Never raises."""
+def read_run(path: Path, *, is_whole: bool = True) -> Run:
+    """A run folder, or what is left of one. Never raises.
+
+    Args:
+        path: of the folder.
+        is_whole: with what grows long: metrics and times.
+    """
     run = Run(path, path.name or str(path))
-    run.metrics = [row for row in _rows(run, "metrics.jsonl") if number(row.get("step")) is not None]
+    if is_whole:
+        run.metrics = [row for row in _rows(run, "metrics.jsonl") if number(row.get("step")) is not None]
+        run.samples = _samples(run)
     run.events = [row for row in _rows(run, "events.jsonl") if number(row.get("time")) is not None]
     run.events.sort(key=lambda row: float(row["time"]))
-    files = [TIMES_FILE, *sorted(f"times/{file.name}" for file in _listed(path / "times", "rank*.jsonl"))]
-    rows = [row for name in files for row in _rows(run, name, needed=False)]
-    run.samples = sorted(
-        (sample for row in rows if (sample := sample_of(row)) is not None), key=lambda sample: sample.time
-    )
     has_agent = any(row.get("event") == "start" for row in run.events)
     needed = {"plan": has_agent, "environment": bool(run.metrics)}
     for name in ("plan", "environment", "verdict", "summary"):
@@ -108,6 +110,14 @@ def read_run(path: Path) -> Run:
     if not any((run.metrics, run.events, run.plan, run.environment, run.verdict, run.config)):
         run.problems.insert(0, f"nothing of a run was found in {path}")
     return run
+
+
+def _samples(run: Run) -> list[Sample]:
+    """An agent's, or those that ranks without one have written each for itself."""
+    files = [TIMES_FILE, *sorted(f"times/{file.name}" for file in _listed(run.path / "times", "rank*.jsonl"))]
+    rows = [row for name in files for row in _rows(run, name, needed=False)]
+    found = (sample_of(row) for row in rows)
+    return sorted((sample for sample in found if sample is not None), key=lambda sample: sample.time)
 
 
 def read_live(path: Path) -> tuple[Sample | None, Json]:

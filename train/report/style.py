@@ -81,6 +81,7 @@ svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}svg .dot{stroke:none}
 svg .mark{stroke:var(--fg);stroke-width:1.2;stroke-dasharray:4 3;fill:none}
 svg text.marked{font-size:11px;font-weight:600}
 svg rect{stroke:none}rect.k-untold,rect.k-gone{stroke:#777;stroke-width:.5;stroke-dasharray:3 2}
+.thin rect{stroke:none}
 image{image-rendering:pixelated}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.82rem;margin:.5em 0 0}.legend svg{vertical-align:middle}
 .legend span{white-space:nowrap}

@@ -120,9 +120,10 @@ def bar_chart(bars: Sequence[Bar], unit: str, words: str) -> str:
     for tick in ticks(0, most, 4):
         if tick <= most:
             x = left + tick * scale
+            anchor = "end" if x > WIDTH - _RIGHT - 12 else "middle"
             parts.append(
                 f'<path class="rule" d="M{x:.1f} 4V{height - 34}"/>'
-                f'<text text-anchor="middle" x="{x:.1f}" y="{height - 18}">{shown(tick)}</text>'
+                f'<text text-anchor="{anchor}" x="{x:.1f}" y="{height - 18}">{shown(tick)}</text>'
             )
     parts.append(f'<text class="name" text-anchor="end" x="{WIDTH - _RIGHT}" y="{height - 3}">{text(unit)}</text>')
     for index, bar in enumerate(bars):
@@ -139,7 +140,7 @@ def bar_chart(bars: Sequence[Bar], unit: str, words: str) -> str:
                     f'<rect class="{kind}" x="{x:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{thick:.1f}"/>'
                 )
             x += wide
-    return _svg(height, "".join(parts), words)
+    return _svg(height, "".join(parts), words, "" if pitch > 6 else " thin")
 
 
 def bar_legend(kinds: Sequence[tuple[str, str]]) -> str:
@@ -156,9 +157,9 @@ def swatch(kind: str, style: str = "") -> str:
     )
 
 
-def _svg(height: float, inside: str, words: str) -> str:
+def _svg(height: float, inside: str, words: str, more: str = "") -> str:
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(words)}">'
+        f'<svg class="chart{more}" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(words)}">'
         f"<title>{text(words)}</title>{inside}</svg>"
     )
 

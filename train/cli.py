@@ -28,6 +28,8 @@ commands:
              --nproc-per-node 2 -- run --config ddp
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
   preflight  is this host fit, and all hosts together: python -m train preflight
+  watch      hosts and ranks of a run as it goes: python -m train watch RUN
+  report     a run, or several beside each other, as one page of HTML: python -m train report RUN
   stop       ask a run to save and stop: python -m train stop RUN
   collectives  is every collective operation right, how fast is it, which host is slow
   drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
@@ -65,6 +67,7 @@ _TOOLS = {
     "checkpoints": "shelf",
     "sample": "sample",
     "report": "report.command",
+    "watch": "watching",
 }
 """Commands of the training plane beside `run`, and their modules."""
 

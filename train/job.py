@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import secrets
 import socket
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,7 @@ from train.seam import Activity, Exit, Phase
 from train.state import Job
 from train.stop import StopRequest
 from train.strategies import STRATEGIES, DataParallel, Strategy, make_strategy
+from train.times import TimesLog
 
 ADVICE = {
     "torch": "install the same torch on every host",
@@ -97,8 +99,11 @@ def run(config: Config, options: LaunchOptions, me: Identity, health: Health) ->
             job.metrics.close()
         if job.saver is not None:
             job.saver.settle(_LAST_SAVE_S)
+        if job.times is not None:
+            job.times.end(job.progress.step, code)
         if folder is not None and not health.has_agent:  # an agent knows how the other ranks ended
             folder.conclude(outcome, code, job.progress.step, cause=cause)
+            summary.report(path)
 
 
 def build(
@@ -211,11 +216,15 @@ def _describe(job: Job, folder: RunFolder | None, path: Path) -> None:
     """From here on there is a run: a log on every rank, and what it is, by rank 0."""
     runtime = job.runtime
     hosts = list(dict.fromkeys(runtime.gather(runtime.host)))
+    start_id = runtime.broadcast(secrets.token_hex(6))
 
     def write() -> None:
         try:
             if not job.health.has_agent:  # that writes down what this rank says
-                log_to_file(path, hosts.index(runtime.host), runtime.host, runtime.rank)
+                node = hosts.index(runtime.host)
+                log_to_file(path, node, runtime.host, runtime.rank)
+                file = path / "times" / f"rank{runtime.rank}.jsonl"
+                job.times = TimesLog(file, job.health, start_id, runtime.rank, node)
             job.health.tell_run_folder(path)
             log.info(f"run folder {path}")
             facts = {**_environment(job.config, runtime, hosts), "training_samples": len(job.data.train)}

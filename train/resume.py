@@ -45,6 +45,8 @@ def resume(job: Job, options: LaunchOptions, folder: RunFolder | None) -> None:
         except (RuntimeError, ValueError) as error:  # of an allowed difference that weights or moments cannot bear
             raise UsageError(f"--resume {options.resume}: the state does not fit this config: {error}") from None
         log.info(f"going on from step {job.progress.step} of {job.steps}")
+        if folder is not None:
+            folder.record("resumed", step=job.progress.step)
 
 
 def _note(job: Job, folder: RunFolder, event: str, **facts: Any) -> None:

@@ -22,6 +22,7 @@ from train.runtime import Runtime
 from train.saver import Saver, refuse_non_finite
 from train.seam import Activity, Phase
 from train.strategies import Strategy
+from train.times import TimesLog
 from train.timing import Timing
 
 
@@ -75,6 +76,8 @@ class Job:
     """Only rank 0 keeps them."""
     samples: SampleLog | None = None
     """Where it is asked for."""
+    times: TimesLog | None = None
+    """Where no agent writes down what ranks tell."""
     progress: Progress = field(default_factory=Progress)
     health: Health = field(default_factory=Health)
     """What this rank is doing, and its word to the node agent."""
@@ -103,6 +106,8 @@ class Job:
         """A step is done; after the first one, the time-out of every step counts."""
         self.timing.doing(Activity.OTHER)
         self.health.beat(self.progress.step)
+        if self.times is not None:
+            self.times.look(self.progress.step)
         if self.health.phase is not Phase.STEP:
             self.runtime.end_first_step()
             self.health.enter(Phase.STEP, self.progress.step)

@@ -13,6 +13,7 @@ from rich.table import Table
 from train.data.text import trigram_loss
 from train.models import GPT
 from train.progress import console, log
+from train.report.command import make_report
 from train.state import Job
 
 
@@ -36,6 +37,14 @@ def tell(job: Job, folder: Path, *, finished: bool) -> None:
         (folder / "sample.txt").write_text(sample, encoding="utf-8")
         console.print("what it writes (sample.txt):", style="bold")
         console.print(sample, markup=False)
+
+
+def report(folder: Path) -> None:
+    """The run as a page. Whatever goes wrong there is no matter of the run."""
+    try:
+        make_report(folder)
+    except Exception as error:
+        log.warning(f"no report could be made ({type(error).__name__}: {error}): python -m train report {folder}")
 
 
 def _results(job: Job, folder: Path) -> list[tuple[str, str]]:

@@ -15,10 +15,11 @@ from tests.ranks import ROOT, clean_environment
 FILES = sorted((ROOT / "train").rglob("*.py"))
 FREE_OF_TORCH = [
     "config", "rules", "options", "identity", "errors", "seam", "run_folder", "progress", "network", "health",
-    "evidence", "failure", "cli",
+    "evidence", "failure", "cli", "report.command", "watching",
 ]  # fmt: skip
 SIBLINGS = ["models", "data", "precision", "checkpoint", "metrics", "optim", "health"]
-OF_BOTH_PLANES = {"train", "train.seam", "train.errors", "train.network", "train.slurm_lists"}
+REPORT = {f"train.report.{path.stem}" for path in (ROOT / "train" / "report").glob("[!_]*.py")} | {"train.report"}
+OF_BOTH_PLANES = {"train", "train.seam", "train.errors", "train.network", "train.slurm_lists"} | REPORT
 LONGEST_FUNCTION, LONGEST_FILE = 60, 400
 
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef

@@ -91,6 +91,7 @@ class Agent:
         await self.half.close()
         self.keeper.say("farewell")
         self.node.close()
+        self._report()
         self.console.close()
         for number in (*_heeded(), signal.SIGCHLD):  # nothing changes the status any more, nor trips a closing loop
             loop.add_signal_handler(number, lambda: None)
@@ -136,6 +137,18 @@ class Agent:
             if request is not None and request.now:
                 self.half.ask_to_stop(request.by, now=True, from_afar=True)
             await asyncio.sleep(LOOK_S)
+
+    def _report(self) -> None:
+        """The run as a page, once all else is written. Whatever goes wrong there is no matter of the job."""
+        folder = self.node.folder.path
+        if folder is None or self.options.node_rank != 0:
+            return
+        try:
+            from train.report.command import make_report  # only now: an agent starts fast
+
+            make_report(folder)
+        except Exception as error:
+            print(f"no report could be made: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _say_how_it_ended(self, verdict: Verdict) -> None:
         folder = self.node.folder

@@ -6,6 +6,7 @@ import base64
 import struct
 import zlib
 from collections.abc import Sequence
+from itertools import pairwise
 
 Colour = tuple[int, int, int]
 NOTHING: Colour = (128, 128, 128)
@@ -20,7 +21,7 @@ def colour_of(ratio: float | None) -> Colour:
     """Of a rank that takes so many times the median; grey where it did nothing."""
     if ratio is None:
         return NOTHING
-    for (low, dark), (high, light) in zip(_STOPS, _STOPS[1:], strict=False):
+    for (low, dark), (high, light) in pairwise(_STOPS):
         if ratio <= high:
             part = max(0.0, (ratio - low) / (high - low))
             return tuple(round(a + (b - a) * part) for a, b in zip(dark, light, strict=True))  # type: ignore[return-value]

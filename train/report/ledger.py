@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from train.report.read import Run, Sample, number
-from train.seam import Activity, Phase
+from train.seam import Activity
 
 LOST, GONE, RESTARTING, UNTOLD = "lost", "gone", "restarting", "untold"
 CATEGORIES: dict[str, str] = {
@@ -32,6 +32,9 @@ BUSY = (Activity.COMPUTING, Activity.DATA, Activity.OPTIMIZER)
 """A rank's own part of a step."""
 
 
+_TOGETHER_S = 0.5
+
+
 @dataclass
 class Start:
     """One start of the job."""
@@ -44,16 +47,15 @@ class Start:
     last_step: int = 0
     samples: list[Sample] = field(default_factory=list)
     rank_ends: dict[int, float] = field(default_factory=dict)
+    born: float = float("inf")
+    """When its first rank was started, as ranks tell."""
     gap_s: float = 0.0
     """Between the end of the start before and this one, where the same agents made it."""
 
     @property
     def last(self) -> Sample | None:
         """What all ranks told last."""
-        if not self.samples:
-            return None
-        ranks = {rank: told for sample in self.samples for rank, told in sample.ranks.items()}
-        return Sample(self.samples[-1].time, self.start_id, ranks)
+        return self.samples[-1] if self.samples else None
 
 
 def starts_of(run: Run) -> list[Start]:
@@ -62,18 +64,31 @@ def starts_of(run: Run) -> list[Start]:
               for e in run.events if e.get("event") == "start"}  # fmt: skip
     for sample in run.samples:
         start = starts.setdefault(sample.start_id, Start(sample.start_id, sample.time, sample.time))
-        start.samples.append(sample)
+        _add_sample(start, sample)
         start.ended = max(start.ended, sample.time)
     for start in starts.values():
         if start.samples and not _is_event(run, start.start_id):  # without an agent: ranks tell how old they are
-            start.began = min(sample.time - sum(told.seconds) for sample in start.samples[:1]
-                              for told in sample.ranks.values())  # fmt: skip
+            start.began = min(start.began, start.born)
     ordered = sorted(starts.values(), key=lambda start: start.began)
     _add_events(run, ordered)
     for start in ordered:
         last = start.last
         start.last_step = max((told.step for told in last.ranks.values()), default=0) if last else 0
     return ordered
+
+
+def _add_sample(start: Start, sample: Sample) -> None:
+    """Without an agent each rank writes rows of its own: what the others told before still holds."""
+    for rank, told in sample.ranks.items():
+        start.born = min(start.born, sample.time - sum(told.seconds))
+        if told.code is not None:
+            start.rank_ends.setdefault(rank, sample.time)
+    if start.samples:
+        before = start.samples[-1]
+        sample = Sample(sample.time, sample.start_id, {**before.ranks, **sample.ranks})
+        if sample.time - before.time < _TOGETHER_S:
+            start.samples.pop()
+    start.samples.append(sample)
 
 
 def _is_event(run: Run, start_id: str) -> bool:
@@ -84,7 +99,7 @@ def _add_events(run: Run, ordered: list[Start]) -> None:
     """When ranks and starts ended, from which step they went on, and how long it took until the next."""
     for index, start in enumerate(ordered):
         until = ordered[index + 1].began if index + 1 < len(ordered) else float("inf")
-        start.first_step = _first_told(start)
+        start.first_step = _saved_before(run, start.began) if index else 0  # unless an event says so
         inside = [event for event in run.events if start.began <= event["time"] < until]
         for event in inside:
             what, rank, step = event.get("event"), event.get("rank"), number(event.get("step"))
@@ -99,10 +114,10 @@ def _add_events(run: Run, ordered: list[Start]) -> None:
             ordered[index + 1].gap_s = max(0.0, until - start.ended)
 
 
-def _first_told(start: Start) -> int:
-    """The step it went on from, as far as its samples tell."""
-    began = (told.step for sample in start.samples for told in sample.ranks.values() if told.phase >= Phase.FIRST_STEP)
-    return next(began, 0)
+def _saved_before(run: Run, moment: float) -> int:
+    """The step of the newest checkpoint at that time."""
+    saved = [number(e.get("step")) or 0 for e in run.events if e.get("event") == "saved" and e["time"] <= moment]
+    return int(saved[-1]) if saved else 0
 
 
 @dataclass

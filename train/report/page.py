@@ -45,8 +45,13 @@ def page_of(run: Run) -> str:
         if drawn
         else section("Curves", '<p class="none">No metrics were written.</p>'),
         where_it_went(run, ledger),
-        who_is_slow(run, heat_of(starts), ledger.nodes),
-        getting_going(run, starts),
+        section(
+            "Who was slow, and how it got going",
+            '<div class="grid">',
+            who_is_slow(run, heat_of(starts), ledger.nodes),
+            getting_going(run, starts),
+            "</div>",
+        ),
         events(run),
         facts(run),
     ]
@@ -83,12 +88,8 @@ def page_of_several(runs: Sequence[Run]) -> str:
         section("Curves", '<div class="grid">', *curves(runs), "</div>"),
     ]
     if bars:
-        body.append(
-            section(
-                "Where the time went",
-                figure("Mean of each run's ranks", bar_chart(bars, "% of wall time", "") + legend),
-            )
-        )
+        shares = figure("Mean of each run's ranks", bar_chart(bars, "% of wall time", "shares of time") + legend)
+        body.append(section("Where the time went", '<div class="grid">', shares, "</div>"))
     return _document("report of several runs", body)
 
 
@@ -100,8 +101,7 @@ def verdict(run: Run) -> str:
         words = "No verdict: it still runs, or all that could have written one was killed."
         return f'<div class="verdict"><strong>{words}</strong></div>'
     code = told.get("exit_code")
-    known = code in set(Exit) if isinstance(code, int) else False
-    meaning = f" ({MEANING[Exit(code)]})" if known else ""
+    meaning = f" ({MEANING[Exit(code)]})" if isinstance(code, int) and code in set(Exit) else ""
     step = f" at step {told['step']}" if number(told.get("step")) is not None else ""
     cause = told.get("cause") or f"{outcome.capitalize()}{step}."
     lines = [f"<p><strong>{text(cause)}</strong></p>"]
@@ -150,7 +150,7 @@ def events(run: Run) -> str:
     rows = [(ago(event["time"] - first), text(event.get("event", "")), _event_words(event)) for event in shown_events]
     left_out = len(run.events) - len(shown_events)
     more = f'<p class="soft">{left_out} in the middle are left out.</p>' if left_out else ""
-    return section("Events", table(["when", "what", ""], rows, (0,)), more)
+    return section("Events", '<div class="events">', table(["when", "what", ""], rows, (0,)), "</div>", more)
 
 
 def _event_words(event: Json) -> str:

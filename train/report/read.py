@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +13,9 @@ from train.seam import LIVE_FILE, TIMES_FILE, Activity
 Json = dict[str, Any]
 MOST_BYTES = 64 << 20
 """Of a longer file only every so-manieth line is looked at."""
+MOST_HOSTS = 100_000
 _LONGEST_TEXT = 20_000
+_SANE = 1e100
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,12 @@ class Run:
         names = {index: str(host.get("name", f"node{index}")) for index, host in enumerate(planned)}
         for event in self.events:
             node = event.get("node_rank")
-            if event.get("event") == "joined" and isinstance(node, int) and event.get("host"):
+            if (
+                event.get("event") == "joined"
+                and isinstance(node, int)
+                and 0 <= node < MOST_HOSTS
+                and event.get("host")
+            ):
                 names[node] = str(event["host"])
         for index, name in enumerate(_list(self.environment.get("hosts"))):
             names.setdefault(index, str(name))
@@ -83,23 +89,35 @@ class Run:
         return next((size for size in found if isinstance(size, int) and size > 0), told)
 
 
-def read_run(path: Path) -> Run:
-    """A run folder, or what is left of one. Never raises."""
+def read_run(path: Path, *, is_whole: bool = True) -> Run:
+    """A run folder, or what is left of one. Never raises.
+
+    Args:
+        path: of the folder.
+        is_whole: with what grows long: metrics and times.
+    """
     run = Run(path, path.name or str(path))
-    run.metrics = [row for row in _rows(run, "metrics.jsonl") if isinstance(row.get("step"), int)]
+    if is_whole:
+        run.metrics = [row for row in _rows(run, "metrics.jsonl") if number(row.get("step")) is not None]
+        run.samples = _samples(run)
     run.events = [row for row in _rows(run, "events.jsonl") if number(row.get("time")) is not None]
     run.events.sort(key=lambda row: float(row["time"]))
-    files = [TIMES_FILE, *sorted(f"times/{file.name}" for file in _listed(path / "times", "rank*.jsonl"))]
-    rows = [row for name in files for row in _rows(run, name, needed=False)]
-    run.samples = sorted(
-        (sample for row in rows if (sample := sample_of(row)) is not None), key=lambda sample: sample.time
-    )
+    has_agent = any(row.get("event") == "start" for row in run.events)
+    needed = {"plan": has_agent, "environment": bool(run.metrics)}
     for name in ("plan", "environment", "verdict", "summary"):
-        setattr(run, name, _object(run, f"{name}.json", needed=name in ("plan", "environment")))
+        setattr(run, name, _object(run, f"{name}.json", needed=needed.get(name, False)))
     run.config = (_text(run, "config.yaml", needed=False) or "")[:_LONGEST_TEXT]
     if not any((run.metrics, run.events, run.plan, run.environment, run.verdict, run.config)):
         run.problems.insert(0, f"nothing of a run was found in {path}")
     return run
+
+
+def _samples(run: Run) -> list[Sample]:
+    """An agent's, or those that ranks without one have written each for itself."""
+    files = [TIMES_FILE, *sorted(f"times/{file.name}" for file in _listed(run.path / "times", "rank*.jsonl"))]
+    rows = [row for name in files for row in _rows(run, name, needed=False)]
+    found = (sample_of(row) for row in rows)
+    return sorted((sample for sample in found if sample is not None), key=lambda sample: sample.time)
 
 
 def read_live(path: Path) -> tuple[Sample | None, Json]:
@@ -112,28 +130,34 @@ def sample_of(row: Json) -> Sample | None:
     """A row of `times.jsonl`; None where it is none."""
     try:
         ranks = [_rank_of(told) for told in row["ranks"]]
-        return Sample(float(row["time"]), str(row["start_id"]), {each.rank: each for each in ranks})
-    except (KeyError, TypeError, ValueError, IndexError):
+        return Sample(_sane(row["time"]), str(row["start_id"]), {each.rank: each for each in ranks})
+    except (KeyError, TypeError, ValueError, IndexError, OverflowError):
         return None
 
 
 def _rank_of(told: list[Any]) -> RankTimes:
     rank, node, step, phase, saved_step, code, memory_mb, step_ms, times_ms = told
-    seconds = [float(time_ms) / 1000 for time_ms in times_ms][: len(Activity)]
-    if seconds and not all(math.isfinite(each) and each >= 0 for each in seconds):
-        raise ValueError("not a time")
+    seconds = [_sane(time_ms) / 1000 for time_ms in times_ms][: len(Activity)]
+    if min(int(rank), int(node), int(step), *seconds) < 0 or int(node) > MOST_HOSTS:
+        raise ValueError("not such a rank")
     padded = tuple(seconds + [0.0] * (len(Activity) - len(seconds))) if seconds else ()
     ends = None if code is None else int(code)
     return RankTimes(
-        int(rank), int(node), int(step), padded, int(phase), int(saved_step), ends, int(memory_mb), float(step_ms)
+        int(rank), int(node), int(step), padded, int(phase), int(saved_step), ends, int(memory_mb), _sane(step_ms)
     )
 
 
 def number(value: Any) -> float | None:
-    """A finite number; None for all else."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value)
-    return None
+    """A finite number that can be reckoned with; None for all else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and -_SANE < value < _SANE else None
+
+
+def _sane(value: Any) -> float:
+    found = number(value)
+    if found is None:
+        raise ValueError("no number")
+    return found
 
 
 def _list(value: Any) -> list[Any]:

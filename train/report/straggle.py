@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import pairwise
 
 from train.report.ledger import BUSY, Start
 from train.report.read import RankTimes, Sample
@@ -79,4 +80,4 @@ def _pairs(start: Start, count: int) -> list[tuple[Sample, Sample]]:
     length_s = (times[-1] - times[0]) / count
     cuts = [bisect_right(times, times[0] + length_s * index + 1e-6) - 1 for index in range(count + 1)]
     cuts = list(dict.fromkeys([*cuts, len(times) - 1]))
-    return [(samples[a], samples[b]) for a, b in zip(cuts, cuts[1:], strict=False) if b > a]
+    return [(samples[a], samples[b]) for a, b in pairwise(cuts) if b > a]

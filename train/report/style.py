@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-_PATTERNS = {  # name: (background, stroke, path of an 8 × 8 tile)
+_PATTERNS = {  # name: (background, stroke, path of a tile, 8 by 8)
     "waiting": ("#f6c9bd", "#a3231d", "M0 8L8 0M-2 2L2 -2M6 10L10 6"),
     "evaluation": ("#cfe8d5", "#1f6b3a", "M2 2h1.5v1.5h-1.5zM6 6h1.5v1.5h-1.5z"),
     "saving": ("#e0d3f0", "#5b3a92", "M0 2H8M0 6H8"),
@@ -54,7 +54,8 @@ _CSS = """
 @media (prefers-color-scheme:dark){:root{--fg:#e6e9ed;--bg:#14181d;--card:#1d232a;--soft:#a3adb8;--rule:#3a434d;
 --s0:#6fb3ea;--s1:#f0965a;--s2:#6fcf97;--s3:#c39cf0;--s4:#f08ab8;--s5:#a3adb8;--bad:#ff8f86;--good:#7fd8a0}}
 *{box-sizing:border-box}
-body{margin:0 auto;max-width:1240px;padding:16px;font:16px/1.45 system-ui,sans-serif;color:var(--fg);background:var(--bg)}
+body{margin:0 auto;max-width:1240px;padding:16px;font:16px/1.45 system-ui,sans-serif;color:var(--fg);
+background:var(--bg)}
 h1{font-size:1.5rem;margin:.2em 0;overflow-wrap:anywhere}h2{font-size:1.15rem;margin:1.6em 0 .5em}
 h3{font-size:.95rem;margin:0 0 .4em}p{margin:.4em 0}
 .soft,.none,figcaption{color:var(--soft);font-size:.875rem}
@@ -65,27 +66,32 @@ h3{font-size:.95rem;margin:0 0 .4em}p{margin:.4em 0}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(128px,1fr));gap:8px;margin:12px 0}
 .tile{background:var(--card);border-radius:6px;padding:8px 10px}.tile b{display:block;font-size:1.2rem}
 .tile span{color:var(--soft);font-size:.8rem}
-.grid{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:16px;align-items:start}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,400px),1fr));gap:16px;align-items:start}
 figure{margin:0;background:var(--card);border-radius:6px;padding:10px;min-width:0}
 svg.chart{display:block;width:100%;height:auto}svg.defs{position:absolute}
 svg text{fill:var(--fg);font-size:12px;font-family:system-ui,sans-serif}svg text.name{fill:var(--soft)}
-svg .grid{stroke:var(--rule);stroke-width:1;fill:none}
+svg .rule{stroke:var(--rule);stroke-width:1;fill:none}
 svg .line{fill:none;stroke-width:1.8;stroke-linejoin:round}svg .dot{stroke:none}
-.line.s0{stroke:var(--s0)}.line.s1{stroke:var(--s1);stroke-dasharray:7 3}.line.s2{stroke:var(--s2);stroke-dasharray:2 3}
+.line.s0{stroke:var(--s0)}.line.s1{stroke:var(--s1);stroke-dasharray:7 3}
+.line.s2{stroke:var(--s2);stroke-dasharray:2 3}
 .line.s3{stroke:var(--s3);stroke-dasharray:9 3 2 3}.line.s4{stroke:var(--s4);stroke-dasharray:4 4}
 .line.s5{stroke:var(--s5);stroke-width:3}
 .dot.s0{fill:var(--s0)}.dot.s1{fill:var(--s1)}.dot.s2{fill:var(--s2)}.dot.s3{fill:var(--s3)}.dot.s4{fill:var(--s4)}
 .dot.s5{fill:var(--s5)}
-svg .mark{stroke:var(--fg);stroke-width:1.2;stroke-dasharray:4 3;fill:none}svg text.marked{font-size:11px;font-weight:600}
+svg .mark{stroke:var(--fg);stroke-width:1.2;stroke-dasharray:4 3;fill:none}
+svg text.marked{font-size:11px;font-weight:600}
 svg rect{stroke:none}rect.k-untold,rect.k-gone{stroke:#777;stroke-width:.5;stroke-dasharray:3 2}
+.thin rect{stroke:none}
 image{image-rendering:pixelated}
 .legend{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:.82rem;margin:.5em 0 0}.legend svg{vertical-align:middle}
 .legend span{white-space:nowrap}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.875rem;width:100%}
 th,td{text-align:left;padding:4px 10px 4px 0;border-bottom:1px solid var(--rule);vertical-align:top}
-td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td.w{overflow-wrap:anywhere;min-width:14em}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}td.w{overflow-wrap:anywhere}
+.events td.w:last-child{min-width:15em}
 tr.sum td{font-weight:600;border-top:2px solid var(--fg)}
 pre{overflow-x:auto;background:var(--card);padding:10px;border-radius:6px;font-size:.8rem}
 summary{cursor:pointer;margin:.6em 0}footer{margin:2em 0 1em}
+@media (max-width:480px){body{padding:10px}figure{padding:8px}table{font-size:.8rem}th,td{padding-right:7px}}
 @media print{body{max-width:none}figure,.tile,pre{background:none;border:1px solid #999}details{display:block}}
 """

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from html import escape
+
+from train.report.words import text
 
 WIDTH, HEIGHT = 440, 240
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 10, 10, 34
@@ -29,10 +30,9 @@ def line_chart(lines: Sequence[Line], marks: Sequence[tuple[float, str]] = (), x
     if not points:
         return '<p class="none">nothing to draw</p>'
     xs, ys = [x for x, _ in points], [y for _, y in points]
-    x_ticks = ticks(min(xs), max(xs), 5)
-    y_ticks = ticks(min(ys), max(ys), 5)
-    x0, x1 = min(xs), max(max(xs), min(xs) + 1e-9)
-    y0, y1 = min(y_ticks[0], min(ys)), max(y_ticks[-1], max(ys), y_ticks[0] + 1e-12)
+    x0, x1 = min(xs), max(xs)
+    x_ticks, y_ticks = ticks(x0, x1, 5), ticks(min(ys), max(ys), 5)
+    y0, y1 = y_ticks[0], y_ticks[-1]
 
     def at(x: float, y: float) -> Point:
         across = (x - x0) / (x1 - x0) if x1 > x0 else 0.5
@@ -47,9 +47,10 @@ def line_chart(lines: Sequence[Line], marks: Sequence[tuple[float, str]] = (), x
             left = at(x, y0)[0]
             anchor = "end" if left > WIDTH - 70 else "start"
             shift = -3 if anchor == "end" else 3
+            y = _TOP + 10 + 12 * (number % 4)
             parts.append(
                 f'<path class="mark" d="M{left:.1f} {_TOP}V{HEIGHT - _BOTTOM}"/><text class="marked" '
-                f'text-anchor="{anchor}" x="{left + shift:.1f}" y="{_TOP + 10 + 12 * (number % 4)}">{escape(words)}</text>'
+                f'text-anchor="{anchor}" x="{left + shift:.1f}" y="{y}">{text(words)}</text>'
             )
     for number, line in enumerate(lines):
         placed = [at(x, y) for x, y in thinned(line.points)]
@@ -69,14 +70,15 @@ def _axes(x_ticks: Sequence[float], y_ticks: Sequence[float], at: object, x_rang
     for y in y_ticks:
         level = place(x_range[0], y)[1]
         parts.append(
-            f'<path class="grid" d="M{_LEFT} {level:.1f}H{WIDTH - _RIGHT}"/>'
+            f'<path class="rule" d="M{_LEFT} {level:.1f}H{WIDTH - _RIGHT}"/>'
             f'<text text-anchor="end" x="{_LEFT - 5}" y="{level + 4:.1f}">{shown(y)}</text>'
         )
     for x in x_ticks:
         if x_range[0] <= x <= x_range[1]:
             left = place(x, y_ticks[0])[0]
-            parts.append(f'<text text-anchor="middle" x="{left:.1f}" y="{HEIGHT - 18}">{shown(x)}</text>')
-    parts.append(f'<text class="name" text-anchor="end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}">{escape(x_name)}</text>')
+            anchor = "end" if left > WIDTH - _RIGHT - 12 else "middle"
+            parts.append(f'<text text-anchor="{anchor}" x="{left:.1f}" y="{HEIGHT - 18}">{shown(x)}</text>')
+    parts.append(f'<text class="name" text-anchor="end" x="{WIDTH - _RIGHT}" y="{HEIGHT - 3}">{text(x_name)}</text>')
     return "".join(parts)
 
 
@@ -85,8 +87,8 @@ def legend(names: Sequence[str]) -> str:
     if len(names) < 2:
         return ""
     keys = "".join(
-        f'<span><svg width="28" height="8" viewBox="0 0 28 8" aria-hidden="true"><path class="line s{i % 6}" d="M0 4H28"/>'
-        f"</svg> {escape(name)}</span>"
+        '<span><svg width="28" height="8" viewBox="0 0 28 8" aria-hidden="true">'
+        f'<path class="line s{i % 6}" d="M0 4H28"/></svg> {text(name)}</span>'
         for i, name in enumerate(names)
     )
     return f'<p class="legend">{keys}</p>'
@@ -118,17 +120,18 @@ def bar_chart(bars: Sequence[Bar], unit: str, words: str) -> str:
     for tick in ticks(0, most, 4):
         if tick <= most:
             x = left + tick * scale
+            anchor = "end" if x > WIDTH - _RIGHT - 12 else "middle"
             parts.append(
-                f'<path class="grid" d="M{x:.1f} 4V{height - 34}"/>'
-                f'<text text-anchor="middle" x="{x:.1f}" y="{height - 18}">{shown(tick)}</text>'
+                f'<path class="rule" d="M{x:.1f} 4V{height - 34}"/>'
+                f'<text text-anchor="{anchor}" x="{x:.1f}" y="{height - 18}">{shown(tick)}</text>'
             )
-    parts.append(f'<text class="name" text-anchor="end" x="{WIDTH - _RIGHT}" y="{height - 3}">{escape(unit)}</text>')
+    parts.append(f'<text class="name" text-anchor="end" x="{WIDTH - _RIGHT}" y="{height - 3}">{text(unit)}</text>')
     for index, bar in enumerate(bars):
         top, x = 4 + pitch * index, left + bar.begin * scale
         if index % every == 0:
             label = bar.label if len(bar.label) <= 24 else bar.label[:23] + "…"
             parts.append(
-                f'<text text-anchor="end" x="{left - 5:.0f}" y="{top + thick / 2 + 4:.1f}">{escape(label)}</text>'
+                f'<text text-anchor="end" x="{left - 5:.0f}" y="{top + thick / 2 + 4:.1f}">{text(label)}</text>'
             )
         for kind, size in bar.pieces:
             wide = size * scale
@@ -137,23 +140,27 @@ def bar_chart(bars: Sequence[Bar], unit: str, words: str) -> str:
                     f'<rect class="{kind}" x="{x:.1f}" y="{top:.1f}" width="{wide:.1f}" height="{thick:.1f}"/>'
                 )
             x += wide
-    return _svg(height, "".join(parts), words)
+    return _svg(height, "".join(parts), words, "" if pitch > 6 else " thin")
 
 
 def bar_legend(kinds: Sequence[tuple[str, str]]) -> str:
     """(class, words) of the pieces."""
-    keys = "".join(
-        f'<span><svg width="16" height="12" viewBox="0 0 16 12" aria-hidden="true"><rect class="{kind}" width="16" '
-        f'height="12"/></svg> {escape(words)}</span>'
-        for kind, words in kinds
-    )
+    keys = "".join(f"<span>{swatch(kind)} {text(words)}</span>" for kind, words in kinds)
     return f'<p class="legend">{keys}</p>'
 
 
-def _svg(height: float, inside: str, words: str) -> str:
+def swatch(kind: str, style: str = "") -> str:
+    """A small field of a fill, given by its class or its style."""
     return (
-        f'<svg class="chart" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{escape(words)}">'
-        f"<title>{escape(words)}</title>{inside}</svg>"
+        '<svg width="16" height="12" viewBox="0 0 16 12" aria-hidden="true">'
+        f'<rect class="{kind}" style="{style}" width="16" height="12"/></svg>'
+    )
+
+
+def _svg(height: float, inside: str, words: str, more: str = "") -> str:
+    return (
+        f'<svg class="chart{more}" viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{text(words)}">'
+        f"<title>{text(words)}</title>{inside}</svg>"
     )
 
 

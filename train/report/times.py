@@ -7,7 +7,7 @@ from train.report.ledger import CATEGORIES, IN_STEPS, Ledger, Start
 from train.report.read import RankTimes, Run
 from train.report.straggle import SLOW, Heat
 from train.report.style import kind_of
-from train.report.svg import WIDTH, Bar, bar_chart, bar_legend
+from train.report.svg import WIDTH, Bar, bar_chart, bar_legend, swatch
 from train.report.words import duration, figure, section, table, text
 from train.seam import Activity
 
@@ -19,21 +19,21 @@ _UP = (Activity.LOADING, Activity.JOINING, Activity.PREPARING, Activity.FIRST_ST
 def where_it_went(run: Run, ledger: Ledger) -> str:
     """The ledger: a table for all, a bar for each rank."""
     if not ledger.ranks:
-        words = "Nothing is known of that: its ranks told no times (a script of your own, or an older run)."
-        return section("Where the time went", f'<p class="none">{words}</p>')
+        why = "its ranks told no times (a script of your own, or an older run)"
+        return section("Where the time went", f'<p class="none">Nothing is known of that: {why}.</p>')
     mean, accounts = ledger.mean, ledger.ranks.values()
     used = [name for name in CATEGORIES if max(account[name] for account in accounts) >= 0.0005 * ledger.wall_s]
     rows = [
         (
-            f'<svg width="16" height="12" viewBox="0 0 16 12" aria-hidden="true"><rect class="{kind_of(name)}" width="16" '
-            f'height="12"/></svg> {text(CATEGORIES[name])}',
+            f"{swatch(kind_of(name))} {text(CATEGORIES[name])}",
             duration(mean[name]),
             f"{100 * mean[name] / max(ledger.wall_s, 1e-9):.1f} %",
             f"{duration(min(a[name] for a in accounts))} – {duration(max(a[name] for a in accounts))}",
         )
         for name in used
     ]
-    total = f'<tr class="sum"><td>wall time</td><td class="n">{duration(ledger.wall_s)}</td><td class="n">100 %</td><td></td></tr>'
+    wall = f'<td class="n">{duration(ledger.wall_s)}</td><td class="n">100 %</td><td></td>'
+    total = f'<tr class="sum"><td>wall time</td>{wall}</tr>'
     words = [
         f"{100 * ledger.goodput:.1f} % of the wall time went into steps that count "
         f"({', '.join(CATEGORIES[name] for name in IN_STEPS)})."
@@ -78,7 +78,7 @@ def _fewer(ledger: Ledger) -> list[tuple[int, dict[str, float]]]:
 def who_is_slow(run: Run, heat: Heat, nodes: dict[int, int]) -> str:
     """The heat map, and in words what it shows."""
     if not heat.slots:
-        return section("Stragglers", '<p class="none">Too short a run, or no times told: nothing to compare.</p>')
+        return figure("Stragglers", '<p class="none">Too short a run, or no times told: nothing to compare.</p>')
     slow = sorted(((heat.mean(i), rank) for i, rank in enumerate(heat.ranks)), reverse=True)
     found = [
         f"Rank {rank} ({run.host(nodes.get(rank, 0))}) took {ratio:.1f} times as long as the median rank for its own "
@@ -96,14 +96,10 @@ def who_is_slow(run: Run, heat: Heat, nodes: dict[int, int]) -> str:
     words = " ".join(found) or f"No rank took more than {SLOW:g} times as long as the median rank for its own part."
     rows = [[colour_of(ratio) for ratio in row] for row in heat.ratios]
     height = max(40, min(640, len(rows) * (20 if len(rows) <= 16 else 3)))
-    legend = "".join(
-        f'<span><svg width="16" height="12" viewBox="0 0 16 12" aria-hidden="true"><rect width="16" height="12" '
-        f'fill="rgb{colour_of(level)}"/></svg> {level:g} ×</span>'
-        for level in LEVELS
-    )
+    legend = "".join(f"<span>{swatch('', f'fill:rgb{colour_of(level)}')} {level:g} ×</span>" for level in LEVELS)
     chart = _heat_chart(run, heat, nodes, data_uri(png(rows)), height, words) + f'<p class="legend">{legend}</p>'
     caption = "Each rank's own time a step, in medians of all ranks at that time; dark is slow, grey did no step."
-    return section("Stragglers", f"<p>{text(words)}</p>", figure("Ranks × time", chart, text(caption)))
+    return figure("Stragglers: ranks × time", f"<p>{text(words)}</p>{chart}", text(caption))
 
 
 def _heat_chart(run: Run, heat: Heat, nodes: dict[int, int], image: str, height: int, words: str) -> str:
@@ -128,7 +124,8 @@ def _heat_chart(run: Run, heat: Heat, nodes: dict[int, int], image: str, height:
         x, at = (left, heat.slots[0][0]) if part == 0 else (WIDTH - 10, heat.slots[-1][1])
         parts.append(f'<text text-anchor="{anchor}" x="{x:.1f}" y="{height + 20}">{duration(at - begin)}</text>')
     label = f"{len(labels)} ranks over {duration(heat.slots[-1][1] - begin)}. {words}"
-    return f'<svg class="chart" viewBox="0 0 {WIDTH} {height + 40}" role="img" aria-label="{text(label)}">{"".join(parts)}</svg>'
+    box = f"0 0 {WIDTH} {height + 40}"
+    return f'<svg class="chart" viewBox="{box}" role="img" aria-label="{text(label)}">{"".join(parts)}</svg>'
 
 
 def getting_going(run: Run, starts: list[Start]) -> str:
@@ -137,14 +134,14 @@ def getting_going(run: Run, starts: list[Start]) -> str:
         bar for number, start in enumerate(starts[:4]) for bar in _bars_of_start(run, start, number, len(starts) > 1)
     ]
     if not bars:
-        return section("Getting going", '<p class="none">Nothing is known of that.</p>')
+        return figure("Getting going", '<p class="none">Nothing is known of that.</p>')
     kinds = [("k-connect", "until its agent is here"), ("k-hosts", "until all hosts are here")]
     kinds += [(kind_of(activity.words), CATEGORIES[activity.words]) for activity in _UP]
     seen = {kind for bar in bars for kind, size in bar.pieces if size > 0}
     longest = max(sum(size for _, size in bar.pieces) for bar in bars)
     words = f"{duration(longest)} from the first agent to the end of the first step, on the slowest host."
     chart = bar_chart(bars, "seconds", words) + bar_legend([kind for kind in kinds if kind[0] in seen])
-    return section("Getting going", f"<p>{text(words)}</p>", figure("Each host", chart))
+    return figure("Getting going: each host", f"<p>{text(words)}</p>{chart}")
 
 
 def _bars_of_start(run: Run, start: Start, number: int, several: bool) -> list[Bar]:

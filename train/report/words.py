@@ -9,10 +9,15 @@ from typing import Any
 _LONGEST = 2000
 
 
-def text(value: Any) -> str:
-    """Anything as HTML text: escaped, without control characters, and not too long."""
+def plain(value: Any, longest: int = _LONGEST) -> str:
+    """Anything as text without control characters, and not too long."""
     words = "".join(char if char.isprintable() or char == "\n" else " " for char in str(value).expandtabs())
-    return escape(words if len(words) <= _LONGEST else words[:_LONGEST] + " …")
+    return words if len(words) <= longest else words[:longest] + " …"
+
+
+def text(value: Any) -> str:
+    """Anything as HTML text."""
+    return escape(plain(value))
 
 
 def duration(seconds: float) -> str:

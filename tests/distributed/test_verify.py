@@ -31,7 +31,7 @@ BROKEN = {
     "SumNotMean": r"^from step 1 on: the gradient is 3 times the right one: the sum of the ranks' means",
     "OneLeftOut": r"^from step 1 on only 2\.bias has a wrong gradient: it is left out of the all-reduce",
     "LocalClip": r"added up with the factors .* each was scaled by itself before, as when it is clipped",
-    "NominalWindow": r"^from step 7 on: this window is partial, 1 samples where 24 are usual, and its gradient is 0\.125 ",
+    "NominalWindow": r"^from step 7 on: this window is partial, 1 samples where 24 are usual, .* is 0\.125 times",
     "NoBroadcast": r"^rank 2 begins with other weights than rank 0 \(\|Δ\| up to 0\.2\): `wrap`",
     "DividedTwice": r"^from step 1 on: the gradient is 1/3 of the right one",
 }  # fmt: skip

@@ -1,4 +1,4 @@
-"""Six strategies that are wrong, each in a way that people get wrong: `python -m train verify` must catch and name all."""
+"""Strategies that are wrong, each in a way that people get wrong: `python -m train verify` must catch and name all."""
 
 from __future__ import annotations
 

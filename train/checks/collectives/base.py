@@ -35,6 +35,7 @@ class Operation(ABC):
     in_parts: ClassVar[bool] = False
     """Whether its size is that of all ranks' parts together, by nccl-tests' definition."""
     least_ranks: ClassVar[int] = 1
+    has_data: ClassVar[bool] = True
 
     @staticmethod
     def bus_factor(size: int) -> float:

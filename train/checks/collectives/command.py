@@ -102,7 +102,7 @@ def check(runtime: Runtime, health: Health, options: argparse.Namespace) -> None
 
     from train.checks.collectives import plot, table
     from train.checks.collectives.base import Place
-    from train.checks.collectives.correctness import prove
+    from train.checks.collectives.correctness import prove_all
     from train.checks.collectives.operations import OPERATIONS
 
     at = Place(runtime.group(Phase.STEP), runtime.rank, runtime.world_size, runtime.device)
@@ -110,7 +110,7 @@ def check(runtime: Runtime, health: Health, options: argparse.Namespace) -> None
     health.enter(Phase.FIRST_STEP, 0)
     mine: list[Outcome] = []
     for operation in chosen:
-        mine += [prove(operation, at, dtype) for dtype in options.dtypes]
+        mine += prove_all([operation], at, options.dtypes)
         _get_on(runtime, health)
     outcomes = runtime.gather(mine)
     hosts = runtime.gather(runtime.host)
@@ -123,8 +123,8 @@ def check(runtime: Runtime, health: Health, options: argparse.Namespace) -> None
     timings: list[Timing] = []
     links: Links | None = None
     if not any(one.problem for theirs in outcomes for one in theirs):
-        lacking = {one.operation for one in mine if one.lacking}
-        timings = _measure(runtime, health, options, at, [one for one in chosen if one.name not in lacking])
+        tried = {one.operation for one in mine if not one.lacking}
+        timings = _measure(runtime, health, options, at, [one for one in chosen if one.name in tried])
         wrong += [one.problem for one in timings if one.problem]
         links = _pairs(runtime, health, options, at, hosts)
     if runtime.rank == 0:

@@ -211,6 +211,7 @@ class Barrier(Operation):
     """Nobody goes on before all have come."""
 
     name = "barrier"
+    has_data = False
 
     def buffers(self, at: Place, dtype: torch.dtype, count: int) -> Buffers:
         """One number for each rank that is late once."""

@@ -72,7 +72,7 @@ def measure_all(
     began_s = time.perf_counter()
     for number, operation in enumerate(operations, 1):
         until_s = began_s + seconds * number / len(operations)
-        mine = sizes if operation.name != "barrier" else [0]
+        mine = sizes if operation.has_data else [0]
         rate = 0.0  # bytes a second, the best so far
         for left, size in zip(range(len(mine), 0, -1), mine, strict=True):
             room_s = max(seconds / len(operations) / len(mine), until_s - time.perf_counter())
@@ -94,13 +94,13 @@ def measure(
     buffers = operation.buffers(at, DTYPES[dtype], count)
     operation.call(buffers, at)
     synchronise(at)
-    problem = "" if operation.name == "barrier" else difference(operation, buffers, at, dtype, count)
+    problem = "" if not operation.has_data else difference(operation, buffers, at, dtype, count)
     buffers.out.zero_()  # a sum in place would grow with each call
     buffers.into.zero_()
     once_s = most(_seconds(operation, buffers, at, 1))
     calls = int(most(max(1, min(_MOST_CALLS, seconds // max(once_s, 1e-9)))))
     mean_s = most(_seconds(operation, buffers, at, calls) / calls)
-    real = 0 if operation.name == "barrier" else count * parts * DTYPES[dtype].itemsize
+    real = count * parts * DTYPES[dtype].itemsize if operation.has_data else 0
     return Timing(operation.name, real, calls, mean_s, at.size, operation.bus_factor(at.size), problem)
 
 

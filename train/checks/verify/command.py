@@ -77,12 +77,14 @@ def _rows(runtime: Runtime, health: Health, own: str | None) -> Iterator[Row]:
     from train.checks.verify import reference
     from train.checks.verify.cases import cases, job
     from train.checks.verify.certificate import compare
-    from train.checks.verify.training import Rank, train
+    from train.checks.verify.training import Rank, load_strategy, train
     from train.config import RuntimeConfig
     from train.data import open_data
     from train.identity import Identity
     from train.runtime import Runtime
 
+    if own is not None:
+        runtime.together(lambda: load_strategy(own))
     config = job(runtime.world_size)
     data = open_data(config.data, config.train.seed)
     me = Identity(local_rank=runtime.device.index)

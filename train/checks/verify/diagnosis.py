@@ -80,8 +80,8 @@ def _mixture(reference: Reference, gradients: torch.Tensor, step: int, usual_siz
 def _one_factor(factor: float, ranks: int, step: int, size: int, usual_size: int) -> str:
     if size < usual_size and step > 0:
         return (
-            f"this window is partial, {size} samples where {usual_size} are usual, and its gradient is {factor:.3g} times "
-            "the right one: divided by a usual count, not by that of the samples that are there"
+            f"this window is partial, {size} samples where {usual_size} are usual, and its gradient is {factor:.3g} "
+            "times the right one: divided by a usual count, not by that of the samples that are there"
         )
     if abs(factor - ranks) < _FITS * ranks:
         return f"the gradient is {ranks} times the right one: the sum of the ranks' means, not the mean over all"

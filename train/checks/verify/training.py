@@ -16,7 +16,7 @@ from train import loop
 from train.checks.verify.cases import Case, for_rank
 from train.config import Config
 from train.data import Data
-from train.errors import MusterError
+from train.errors import MusterError, UsageError
 from train.health import Health
 from train.job import build
 from train.options import LaunchOptions
@@ -133,10 +133,15 @@ def _strategy(case: Case, config: Config, runtime: Runtime) -> Strategy | None:
         return DataParallel(config.strategy, runtime, split=_unequal)
     if ":" not in case.strategy:
         return None
-    made = load_function("--strategy", case.strategy)(config.strategy, runtime)
-    if not isinstance(made, Strategy):
-        raise MusterError(f"--strategy: {case.strategy} is no train.strategies.Strategy, but a {type(made).__name__}")
-    return made
+    return load_strategy(case.strategy)(config.strategy, runtime)
+
+
+def load_strategy(name: str) -> type[Strategy]:
+    """A user's own, by `module:Class`. Raises UsageError."""
+    found = load_function("--strategy", name)
+    if not (isinstance(found, type) and issubclass(found, Strategy)):
+        raise UsageError(f"--strategy: {name} is no subclass of train.strategies.Strategy")
+    return found
 
 
 def _unequal(batch: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:

@@ -28,6 +28,7 @@ commands:
              --nproc-per-node 2 -- run --config ddp
   plan       hosts → ranks, addresses, ports: python -m train plan --hosts a,b --nproc-per-node 8
   stop       ask a run to save and stop: python -m train stop RUN
+  pitfalls   the usual mistakes, seen to go wrong on real ranks, and right: python -m train pitfalls
   drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
   checkpoints  list, verify or export what a run has saved: python -m train checkpoints ls RUN
   sample     what a gpt of yours writes: python -m train sample RUN --prompt 'Once'

@@ -27,7 +27,7 @@ def config_of(*flags: str, world_size: int = 1) -> Config:
 
 
 @cache
-def _joined() -> Runtime:
+def joined() -> Runtime:
     """This process's ties to the other ranks, for all jobs it trains one after the other."""
     return Runtime(identify(LaunchOptions(), os.environ), Config().runtime, threads=1, group=True)
 
@@ -35,7 +35,7 @@ def _joined() -> Runtime:
 def make_job(config: Config) -> Job:
     """The wired parts of one rank."""
     if STRATEGIES[config.strategy.name].needs_group:
-        runtime = _joined()
+        runtime = joined()
     else:
         runtime = Runtime(Identity(), config.runtime, threads=1, group=False)
     job = build(config, runtime, open_data(config.data, config.train.seed))

@@ -45,6 +45,7 @@ ELSEWHERE = {
     "python -m train checkpoints export my-run --output my-run.safetensors": "",
     "python -m train sample my-run --prompt 'Once upon a time'": "",
     "python -m train drill --config ddp --kills 5 --train.steps 200 --train.save_every 20": "test_nothing_lost.py",
+    "python -m train pitfalls padded_evaluation": "tests/distributed/test_pitfalls.py",
     "sbatch slurm/ddp.sbatch --optim.lr 1e-3": "tests/lab/test_slurm.py, as are the next three",
     "sbatch --nodes=4 --gpus-per-node=8 --cpus-per-task=64 slurm/ddp.sbatch": "",
     "sbatch slurm/script.sbatch my_script.py --my-option 1": "",

@@ -32,6 +32,7 @@ commands:
   report     a run, or several beside each other, as one page of HTML: python -m train report RUN
   stop       ask a run to save and stop: python -m train stop RUN
   collectives  is every collective operation right, how fast is it, which host is slow
+  pitfalls   the usual mistakes, seen to go wrong on real ranks, and right: python -m train pitfalls
   drill      prove that nothing is lost: python -m train drill --config ddp --kills 5
   verify     are all ways to train the same: max |Δ| of gradients and weights, on the ranks at hand
   checkpoints  list, verify or export what a run has saved: python -m train checkpoints ls RUN

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.jobs import joined
 from tests.ranks import ROOT, run_ranks, train
 from train.checks import pitfalls
 from train.checks.pitfalls import trial
@@ -28,13 +29,11 @@ HALVES = [f"{name}:{which}" for name in LESSONS for which in ("wrong", "right") 
 
 def _run_halves(halves: list[str]) -> dict[str, tuple[float, list[str]]]:
     keep_compiler_out()
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("gloo")
-    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    runtime = joined()  # the process group that tests of other files use too
     seen = {}
     for half in halves:
         name, _, which = half.partition(":")
-        team = Team(rank, size)
+        team = Team(runtime.rank, runtime.world_size)
         torch.manual_seed(0)
         seen[half] = getattr(import_module(f"train.checks.pitfalls.{name}"), which)(team), team.said
     return seen

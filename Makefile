@@ -13,7 +13,7 @@ SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck 
 ANSIBLE_YAML := $(wildcard ansible/*.yml) ansible/roles ansible/group_vars
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm image image-lock wheels up lab lab-down lab-shell clean
+.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm bench-ssh image image-lock wheels up lab lab-down lab-shell clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,9 +54,10 @@ lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	for file in $$(find ansible -name '*.py'); do $(BIN)/mypy --no-error-summary $$file || exit; done
 	cd ansible && PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production
 
-soak: $(READY) ## kill a rank a hundred times (needs root), and a drill of twenty faults: is anything lost or left? twenty minutes
+soak: $(READY) ## kill a rank a hundred times, a drill of twenty faults, SSH to a hundred hosts: is anything lost or left? half an hour, needs root
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m train drill --config ddp --kills 20 --train.steps 200 --train.save_every 20 --train.eval_every 50
+	$(BIN)/python -m tests.bench.ssh
 
 bench: $(READY) ## measure, print figures
 	$(BIN)/python -m tests.bench
@@ -66,6 +67,9 @@ bench-up: $(READY) ## seconds from `docker compose up` to the first training ste
 
 bench-slurm: $(READY) ## seconds from `sbatch` to the first step beside `srun torchrun`, on the lab's Slurm; ten minutes
 	$(BIN)/python -m tests.bench.slurm
+
+bench-ssh: $(READY) ## seconds from `fab launch` to all ranks on 10 and 100 hosts with sshd, beside OpenSSH; needs root and sshd
+	$(BIN)/python -m tests.bench.ssh
 
 image: ## the container image; FLAVOUR=cuda for GPUs
 	docker/build $(FLAVOUR)

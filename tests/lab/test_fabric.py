@@ -93,6 +93,19 @@ def test_hosts_that_cannot_be_asked_are_all_named_and_nothing_is_started(two: Si
     assert two.left() == {}
 
 
+def test_a_host_that_is_frozen_is_named_in_time(two: Site) -> None:
+    two.cluster.pause("node2")
+    try:
+        started = time.monotonic()
+        (reason,) = refused(fab(two, "launch", *JOB))
+        print(f"node2 frozen: said after {time.monotonic() - started:.1f} s")
+        assert time.monotonic() - started < WORDS_S
+    finally:
+        two.cluster.unpause("node2")
+    assert re.match(r"node2 cannot be reached: .* takes connections, but has not talked SSH", reason)
+    assert two.left() == {}
+
+
 def test_a_host_without_python_and_one_with_a_full_disk(two: Site) -> None:
     two.cluster.on("node2", "sh", "-c", "mv $(readlink -f /usr/bin/python3) /root/python; rm -f /usr/bin/python3")
     try:

@@ -49,15 +49,15 @@ class TestNames:
                 with pytest.raises(UsageError):
                     site_of(hosts, "", "1")
 
-    @pytest.mark.parametrize("where", ["name", "ansible_host", "ansible_user"])
+    @pytest.mark.parametrize("where", ["name", "ansible_host", "ansible_user", "muster_image"])
     def test_hosts_and_users_of_an_inventory(self, name: str, where: str, tmp_path: Path) -> None:
         host: dict[str, Any] = {"slots": 1, **({where: name} if where != "name" else {})}
         text = {"nodes": {"hosts": {name if where == "name" else "a": host}}}
         (tmp_path / "hosts.yml").write_text(json.dumps(text))  # which is YAML
-        if not (where == "ansible_user" and name == "a\\b"):
+        if (where, name) not in (("ansible_user", "a\\b"), ("muster_image", "a/../../x")):
             with pytest.raises(UsageError):
                 site_of("", str(tmp_path / "hosts.yml"), "")
-        if where != "ansible_user":
+        if where in ("name", "ansible_host"):
             with pytest.raises(UsageError):
                 plan_of(make_parser().parse_args(["--inventory", str(tmp_path / "hosts.yml")]), {})
 

@@ -124,9 +124,7 @@ class SshHost:
             errors = {str(one.strerror or one) for one in error.errors.values()}
             return f"{where}: {', '.join(sorted(errors))}"
         if re.search("protocol banner|No existing session", str(error)):
-            return (
-                f"{where} takes connections, but has not talked SSH for {CONNECT_S:g} s: frozen, busy, no sshd?"
-            )
+            return f"{where} takes connections, but has not talked SSH for {CONNECT_S:g} s: frozen, busy, no sshd?"
         if isinstance(error, TimeoutError | socket.timeout):
             return f"{where} has not answered for {CONNECT_S:g} s"
         if isinstance(error, socket.gaierror):

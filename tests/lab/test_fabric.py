@@ -17,8 +17,8 @@ import psutil
 import pytest
 import torch
 
-from tests.lab.cluster import need_lab
-from tests.lab.fabs import RELAY, done, fab, refused, ssh_config
+from tests.lab.cluster import ANSIBLE, need_lab
+from tests.lab.fabs import FAB, READERS, RELAY, done, fab, refused, ssh_config
 from tests.lab.launches import SAVES, SMALL, Site, alone, site, until
 from tests.ranks import weights_digest
 from train.checks import drill
@@ -201,6 +201,16 @@ def test_ctrl_c_or_a_closed_terminal_saves_and_stops_everywhere(two: Site, numbe
     verdict = two.verdict(f"stopped-{number.name}")
     assert verdict["exit_code"] == 75
     assert who in verdict["cause"]
+
+
+@pytest.mark.parametrize("how", READERS)
+def test_when_nobody_reads_any_more_it_saves_and_stops_everywhere(two: Site, how: str) -> None:
+    words = [str(FAB), "launch", "--inventory", str(two.cluster.inventory), "--results", str(two.results)]
+    words += ["--run-id", f"nobody-reads-{how.split()[1]}", "--", "sh", "-c", SAVES.replace("sleep", "echo; sleep")]
+    done = subprocess.run([*READERS[how], *words], cwd=ANSIBLE, env=two.cluster.environment(), check=False, timeout=120)
+    assert done.returncode == (75 if how == "a terminal" else 0)
+    assert two.left() == {}
+    assert "SIGHUP at the launcher" in two.verdict(words[7])["cause"]
 
 
 def test_ctrl_c_while_hosts_are_looked_at_and_while_agents_are_started(two: Site, tmp_path: Path) -> None:

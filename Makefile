@@ -13,7 +13,7 @@ SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck 
 ANSIBLE_YAML := $(wildcard ansible/*.yml) ansible/roles ansible/group_vars
 
 .DEFAULT_GOAL := help
-.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm bench-preflight bench-links image image-lock wheels up lab lab-down lab-shell clean
+.PHONY: help venv demo test test-lab test-fast test-container lint soak bench bench-up bench-slurm bench-preflight bench-links bench-ssh image image-lock wheels up lab lab-down lab-shell clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -54,9 +54,10 @@ lint: $(READY) ## style and types; scripts, Dockerfile and YAML too
 	for file in $$(find ansible -name '*.py'); do $(BIN)/mypy --no-error-summary $$file || exit; done
 	cd ansible && PATH="$(CURDIR)/$(BIN):$$PATH" ansible-lint --offline -q --profile production
 
-soak: $(READY) ## kill a rank a hundred times (needs root), and a drill of twenty faults: is anything lost or left? twenty minutes
+soak: $(READY) ## kill a rank a hundred times, a drill of twenty faults, SSH to a hundred hosts: is anything lost or left? half an hour, needs root
 	$(BIN)/python -m tests.soak
 	$(BIN)/python -m train drill --config ddp --kills 20 --train.steps 200 --train.save_every 20 --train.eval_every 50
+	$(BIN)/python -m tests.bench.ssh
 
 bench: $(READY) ## measure, print figures
 	$(BIN)/python -m tests.bench
@@ -72,6 +73,9 @@ bench-slurm: $(READY) ## seconds from `sbatch` to the first step beside `srun to
 
 bench-links: $(READY) ## bandwidth of collectives on a link held to 1 Gbit/s beside the physical limit; needs root
 	$(BIN)/python -m tests.bench links
+
+bench-ssh: $(READY) ## seconds from `fab launch` to all ranks on 10 and 100 hosts with sshd, beside OpenSSH; needs root and sshd
+	$(BIN)/python -m tests.bench.ssh
 
 image: ## the container image; FLAVOUR=cuda for GPUs
 	docker/build $(FLAVOUR)

@@ -6,7 +6,9 @@ Ansible's own. ~/.ssh/config counts. What is done is in train/launch/ssh.py and 
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -54,7 +56,12 @@ fabric.executor.Executor.expand_calls = _expand_without_remainder
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    try:
+        print(line, flush=True)
+    except OSError:  # nobody reads any more (`| head`): as where the terminal is closed
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if callable(signal.getsignal(signal.SIGHUP)):  # a job is up
+            os.kill(os.getpid(), signal.SIGHUP)
 
 
 def _ends(work: Callable[[], int]) -> None:

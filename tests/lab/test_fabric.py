@@ -17,8 +17,8 @@ import psutil
 import pytest
 import torch
 
-from tests.lab.cluster import need_lab
-from tests.lab.fabs import RELAY, done, fab, refused, ssh_config
+from tests.lab.cluster import ANSIBLE, need_lab
+from tests.lab.fabs import FAB, READERS, RELAY, done, fab, refused, ssh_config
 from tests.lab.launches import SAVES, SMALL, Site, alone, site, until
 from tests.ranks import weights_digest
 from train.checks import same
@@ -90,6 +90,19 @@ def test_hosts_that_cannot_be_asked_are_all_named_and_nothing_is_started(two: Si
     with ssh_config(two, tmp_path, "User nobody") as config:
         (reason,) = refused(fab(two, "launch", *JOB, config=config))
     assert reason.startswith("node2 cannot be reached: it lets nobody in with the keys that were offered")
+    assert two.left() == {}
+
+
+def test_a_host_that_is_frozen_is_named_in_time(two: Site) -> None:
+    two.cluster.pause("node2")
+    try:
+        started = time.monotonic()
+        (reason,) = refused(fab(two, "launch", *JOB))
+        print(f"node2 frozen: said after {time.monotonic() - started:.1f} s")
+        assert time.monotonic() - started < WORDS_S
+    finally:
+        two.cluster.unpause("node2")
+    assert re.match(r"node2 cannot be reached: .* takes connections, but has not talked SSH", reason)
     assert two.left() == {}
 
 
@@ -190,6 +203,16 @@ def test_ctrl_c_or_a_closed_terminal_saves_and_stops_everywhere(two: Site, numbe
     assert who in verdict["cause"]
 
 
+@pytest.mark.parametrize("how", READERS)
+def test_when_nobody_reads_any_more_it_saves_and_stops_everywhere(two: Site, how: str) -> None:
+    words = [str(FAB), "launch", "--inventory", str(two.cluster.inventory), "--results", str(two.results)]
+    words += ["--run-id", f"nobody-reads-{how.split()[1]}", "--", "sh", "-c", SAVES.replace("sleep", "echo; sleep")]
+    done = subprocess.run([*READERS[how], *words], cwd=ANSIBLE, env=two.cluster.environment(), check=False, timeout=120)
+    assert done.returncode == (75 if how == "a terminal" else 0)
+    assert two.left() == {}
+    assert "SIGHUP at the launcher" in two.verdict(words[7])["cause"]
+
+
 def test_ctrl_c_while_hosts_are_looked_at_and_while_agents_are_started(two: Site, tmp_path: Path) -> None:
     launch = fab(two, "launch", *JOB)
     fabs = psutil.Process(launch.process.pid)
@@ -216,7 +239,8 @@ def test_ctrl_c_while_containers_are_started(two: Site, seen: str) -> None:
     until(lambda: two.cluster.on("node1", "sh", "-c", f"{seen}; true"), 30, lambda: launch.output)
     event = time.monotonic()
     launch.send(signal.SIGINT)
-    assert launch.wait(WORDS_S) in (8, 75), launch.output
+    launch.wait_for("stopping the job", WORDS_S)
+    assert launch.wait(30) in (8, 75), launch.output  # an engine that has begun to start one is waited for
     print(f"Ctrl-C while containers are started: left after {time.monotonic() - event:.1f} s")
     assert "by Ctrl-C" in launch.last_line
     assert two.left() == {}

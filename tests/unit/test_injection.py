@@ -49,15 +49,15 @@ class TestNames:
                 with pytest.raises(UsageError):
                     site_of(hosts, "", "1")
 
-    @pytest.mark.parametrize("where", ["name", "ansible_host", "ansible_user"])
+    @pytest.mark.parametrize("where", ["name", "ansible_host", "ansible_user", "muster_image"])
     def test_hosts_and_users_of_an_inventory(self, name: str, where: str, tmp_path: Path) -> None:
         host: dict[str, Any] = {"slots": 1, **({where: name} if where != "name" else {})}
         text = {"nodes": {"hosts": {name if where == "name" else "a": host}}}
         (tmp_path / "hosts.yml").write_text(json.dumps(text))  # which is YAML
-        if not (where == "ansible_user" and name == "a\\b"):
+        if (where, name) not in (("ansible_user", "a\\b"), ("muster_image", "a/../../x")):
             with pytest.raises(UsageError):
                 site_of("", str(tmp_path / "hosts.yml"), "")
-        if where != "ansible_user":
+        if where in ("name", "ansible_host"):
             with pytest.raises(UsageError):
                 plan_of(make_parser().parse_args(["--inventory", str(tmp_path / "hosts.yml")]), {})
 
@@ -185,7 +185,7 @@ def test_ansibles_module_hands_over_each_word_and_value_whole(
 
 @pytest.mark.parametrize("runtime", slurm.RUNTIMES)
 def test_srun_gets_each_word_and_value_whole_and_so_does_the_agent(runtime: str, tmp_path: Path) -> None:
-    variables = {f"NCCL_{number}": value for number, value in enumerate(ODD)}
+    variables = {f"NCCL_{number}": f"{value} of mine" for number, value in enumerate(ODD)}
     job = slurm.Job(
         plan=make_plan([Host("a", "a", 1)], run_id="x"), run_id="x", cpus=1, gpus=(0,), runtime=runtime, root="/m",
         runs_dir=f"{tmp_path}/{ODD[0]}", work_dir="/w", device="cpu", image="i", python="/p", variables=variables,
@@ -195,7 +195,8 @@ def test_srun_gets_each_word_and_value_whole_and_so_does_the_agent(runtime: str,
     at = words.index("-c")
     assert words[at + 1] == slurm.IN_STEP.strip(), "no word of a user's is in what a shell reads"
     if runtime in ("docker", "podman"):
-        assert {f"{name}={value}" for name, value in variables.items()} <= set(words)
+        assert set(variables) <= set(words), "the client has their values from its own environment"
+    assert not any(f"{value} of mine" in word for value in ODD for word in words)
     shows = [sys.executable, "-c", SHOWS, *words[at + 3 :]]
     done = subprocess.run(["sh", "-c", words[at + 1], "muster", *shows], input="", capture_output=True, text=True,
                           env=clean_environment(SLURM_NODEID="0"), check=True)  # fmt: skip

@@ -93,7 +93,7 @@ def test_containers_see_what_the_job_has() -> None:
     words = slurm.srun_words(job("docker"), ["run"])
     assert "MUSTER_GPUS=2" in words
     assert "MUSTER_GPUS=2" not in slurm.srun_words(job("docker", counts=(2, 4)), ["run"])  # hosts differ
-    assert "NCCL_DEBUG=INFO" in words
+    assert words[words.index("NCCL_DEBUG") - 1] == "--env", "its value comes from the environment of the client"
     assert "--gpus" not in slurm.srun_words(job("docker", "cpu"), ["run"])
 
 

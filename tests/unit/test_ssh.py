@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 import threading
 import time
@@ -16,7 +17,7 @@ import pytest
 
 from tests.here import Here, launched, with_hosts
 from train.errors import UsageError
-from train.launch import ending, fitness, request, ssh, ssh_later, ssh_preflight
+from train.launch import ending, fitness, request, ssh, ssh_host, ssh_later, ssh_preflight
 from train.launch.remedies import ANSIBLE
 from train.launch.ssh_host import Login, SshHost, UnreachableError
 from train.launch.ssh_site import FAB, Site, own_words, site_of
@@ -187,6 +188,19 @@ def test_a_host_that_is_not_there_and_nothing_is_started(here: Site, tmp_path: P
     assert code == 3
     assert said.splitlines()[1:] == ["  192.0.2.9 cannot be reached: nobody answers"]
     assert not list(tmp_path.rglob("launch.json"))
+
+
+def test_an_sshd_that_says_no_word_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ssh_host, "CONNECT_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        host = SshHost(Login("a", "127.0.0.1", "me", port, config=Path(os.devnull)))
+        began_s = time.monotonic()
+        with pytest.raises(UnreachableError, match=rf"\[127.0.0.1\]:{port} takes connections, but has not talked SSH"):
+            host.connect()
+        assert time.monotonic() - began_s < 10
+    with pytest.raises(UnreachableError, match="Connection refused"):
+        host.connect()
 
 
 def test_a_command_whose_code_cannot_be_sent_is_not_started(here: Site, tmp_path: Path) -> None:

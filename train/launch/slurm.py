@@ -153,7 +153,8 @@ def _around(job: Job) -> list[str]:
     words += ["--ipc", "host", "--ulimit", "memlock=-1"] if cuda else ["--shm-size", f"{SHM_MB}m"]
     checks |= {} if cuda else {"MUSTER_SHM_MB": str(SHM_MB - 24)}
     words += [word for mount in _mounts(job) for word in ("--volume", mount)]
-    words += [word for k, v in {**job.variables, **checks}.items() for word in ("--env", f"{k}={v}")]
+    words += [word for k, v in checks.items() for word in ("--env", f"{k}={v}")]
+    words += [word for name in job.variables for word in ("--env", name)]  # values, keys among them, are not for `ps`
     return [*words, *job.options, job.image, *inside]
 
 

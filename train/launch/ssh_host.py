@@ -11,6 +11,7 @@ import base64
 import getpass
 import json
 import logging
+import re
 import shlex
 import socket
 import threading
@@ -27,7 +28,7 @@ from paramiko.ssh_exception import AuthenticationException, BadHostKeyException,
 from train.launch.polling import Answered
 
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)  # it would print its tracebacks; what they mean is told here
-CONNECT_S, ANSWER_S, KEEPALIVE_S = 15.0, 60.0, 5
+CONNECT_S, ANSWER_S, KEEPALIVE_S = 12.0, 60.0, 5
 _ROLE = Path(__file__).resolve().parents[2] / "ansible" / "roles" / "job" / "module_utils"
 _SENT = ("muster_launch", "muster_states")
 # Whatever shell a user has there, it sees these words alone. `read` takes one line, and no byte of what follows.
@@ -63,7 +64,7 @@ class SshHost:
         self._is_left = False
 
     def connect(self) -> fabric.Connection:
-        """Be connected. Raises UnreachableError, after 15 s at the latest for each address and step."""
+        """Be connected. Raises UnreachableError, after CONNECT_S at the latest for each address and step."""
         with self._connecting:
             if self._is_left:
                 raise UnreachableError("left by Ctrl-C")
@@ -122,6 +123,8 @@ class SshHost:
         if isinstance(error, NoValidConnectionsError):
             errors = {str(one.strerror or one) for one in error.errors.values()}
             return f"{where}: {', '.join(sorted(errors))}"
+        if re.search("protocol banner|No existing session", str(error)):
+            return f"{where} takes connections, but has not talked SSH for {CONNECT_S:g} s: frozen, busy, no sshd?"
         if isinstance(error, TimeoutError | socket.timeout):
             return f"{where} has not answered for {CONNECT_S:g} s"
         if isinstance(error, socket.gaierror):

@@ -153,7 +153,7 @@ def site_of(hosts: str, inventory: str, nproc: str, ssh_config: str = "", **more
             user, _, name = wanted.name.rpartition("@")
             logins.append(Login(name, name, user or None, config=config))
             variables[name] = {"slots": nproc or 1 if wanted.slots is None else wanted.slots}
-    problems += _odd(logins, **more)
+    problems += _odd(logins, variables, inventory, **more)
     names = [login.name for login in logins]
     problems += [f"--hosts: {name} is there twice" for name in dict.fromkeys(names) if names.count(name) > 1]
     if problems:
@@ -161,7 +161,10 @@ def site_of(hosts: str, inventory: str, nproc: str, ssh_config: str = "", **more
     return Site(logins, variables, **more)
 
 
-def _odd(logins: Sequence[Login], home: str = "", image: str = "", python: str = "") -> list[str]:
+def _odd(
+    logins: Sequence[Login], variables: Mapping[str, Mapping[str, Any]], inventory: str, home: str = "",
+    image: str = "", python: str = "",
+) -> list[str]:  # fmt: skip
     """Names and paths that are none."""
     problems = []
     for login in logins:
@@ -173,8 +176,10 @@ def _odd(logins: Sequence[Login], home: str = "", image: str = "", python: str =
     for option, path in (("--home", home), ("--python", python)):
         if path and not _FOLDER.fullmatch(path):
             problems.append(f"{option}: {path!r}: a path on hosts is made of letters, digits, ./~@%+= and -")
-    if image and not _IMAGE.fullmatch(image):
-        problems.append(f"--image: {image!r} is no image's name")
+    of_hosts = ((f"{inventory}: muster_image", str(each.get("muster_image") or "")) for each in variables.values())
+    for source, name in dict.fromkeys([("--image", image), *of_hosts]):
+        if name and "{{" not in name and not _IMAGE.fullmatch(name):
+            problems.append(f"{source}: {name!r} is no image's name")
     return problems
 
 

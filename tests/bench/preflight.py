@@ -1,7 +1,7 @@
 """`make bench-preflight`: how long it takes, how it grows with hosts, and whether hosts that are well are found well.
 
-python -m tests.bench.preflight [REPETITIONS]    needs root. Hosts are network namespaces of this machine: with a hundred of
-them its cores are what is measured, not the network's.
+python -m tests.bench.preflight [REPETITIONS]    needs root. Hosts are network namespaces of this machine: with many
+of them its cores are what is measured, not the network's.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests.hosts import hosts, why_not
-from tests.jobs import _joined
+from tests.jobs import joined
 from tests.links import shape
 from tests.ranks import clean_environment, free_port, rank_environment, run_ranks, run_together, train_ranks
 from train.checks.collectives.base import Buffers, Operation, Place
@@ -24,7 +24,7 @@ from train.seam import Phase
 
 
 def _prove_in_groups(most: int) -> dict[int, list[Outcome]]:
-    runtime = _joined()
+    runtime = joined()
     found = {}
     for size in range(1, most + 1):
         group = dist.new_group(list(range(most - size, most)))  # not only those that begin with rank 0
@@ -96,7 +96,7 @@ PLANTED: dict[str, Callable[[Buffers, Place], None]] = {
 
 
 def _prove_planted() -> dict[str, list[str]]:
-    runtime = _joined()
+    runtime = joined()
     at = Place(runtime.group(Phase.STEP), runtime.rank, runtime.world_size, runtime.device)
     found = {}
     for name, call in PLANTED.items():

@@ -11,7 +11,7 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from tests.jobs import _joined
+from tests.jobs import joined
 from tests.ranks import run_ranks, train_ranks
 from train.checks.verify import cases, reference, training
 from train.checks.verify.certificate import Row
@@ -38,7 +38,7 @@ BROKEN = {
 
 
 def _certificate(own: str | None) -> list[Row]:
-    return list(_rows(_joined(), Health(), own))
+    return list(_rows(joined(), Health(), own))
 
 
 def _certificates(names: list[str]) -> dict[str, list[Row]]:

@@ -19,7 +19,7 @@ import torch
 
 from tests.lab.cluster import ANSIBLE, need_lab
 from tests.lab.fabs import FAB, READERS, RELAY, done, fab, refused, ssh_config
-from tests.lab.launches import SAVES, SMALL, Site, alone, site, until
+from tests.lab.launches import SAVES, SMALL, Launch, Site, alone, site, until
 from tests.ranks import weights_digest
 from train.checks import same
 

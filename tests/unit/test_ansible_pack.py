@@ -48,7 +48,7 @@ def test_links_lead_to_the_same_on_a_host(tmp_path: Path) -> None:
     code, outside = tmp_path / "code", tmp_path / "outside"
     write(code, "src/lib/one.py", "job.py", ".venv/bin/python")
     write(outside, "shared.py", "data/large")
-    links = {
+    links: dict[str, str | Path] = {
         "lib": "src/lib", "src/up": "..", "again.py": code / "job.py", "src/lib/itself": "itself",
         "shared.py": outside / "shared.py", "python": ".venv/bin/python", "data": outside / "data", "broken": "nowhere",
     }  # fmt: skip

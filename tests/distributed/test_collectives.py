@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from tests.bench import links
 from tests.hosts import hosts, why_not
 from tests.jobs import joined
 from tests.links import shape
@@ -34,11 +35,11 @@ def _prove_in_groups(most: int) -> dict[int, list[Outcome]]:
     return found
 
 
-@pytest.mark.slow
-def test_all_operations_are_right_in_groups_of_one_to_five_ranks_in_all_types() -> None:
-    by_rank = run_ranks(5, _prove_in_groups, 5)
+@pytest.mark.parametrize("most", [2, pytest.param(5, marks=pytest.mark.slow)])
+def test_all_operations_are_right_in_groups_of_all_sizes_in_all_types(most: int) -> None:
+    by_rank = run_ranks(most, _prove_in_groups, most)
     for rank, theirs in enumerate(by_rank):
-        assert sorted(theirs) == list(range(5 - rank, 6))
+        assert sorted(theirs) == list(range(most - rank, most + 1))
         for size, outcomes in theirs.items():
             assert len(outcomes) == len(OPERATIONS) * len(DTYPES)
             assert [one.problem for one in outcomes if one.problem] == []
@@ -106,18 +107,18 @@ def _prove_planted() -> dict[str, list[str]]:
 
 
 def test_a_wrong_result_of_every_operation_is_caught_in_every_type() -> None:
-    by_rank = run_ranks(3, _prove_planted)
+    by_rank = run_ranks(2, _prove_planted)
     for name in PLANTED:
         for place, dtype in enumerate(DTYPES if name != "barrier" else ["float32"]):
             problems = [theirs[name][place] for theirs in by_rank if theirs[name][place]]
             assert problems, f"{name} in {dtype} was not caught"
             assert all(problem.startswith(f"{name} in {dtype} is wrong on rank ") for problem in problems)
     assert [[bool(problem) for problem in theirs["all-reduce"]] for theirs in by_rank] == [
-        [False] * 4, [True] * 4, [False] * 4,
+        [False] * 4, [True] * 4,
     ]  # fmt: skip
-    # One element of three ranks: 1 + 2 + 3, and one more.
+    # One element of two ranks: 1 + 2, and one more.
     assert by_rank[1]["all-reduce"][0] == (
-        "all-reduce in float32 is wrong on rank 1 of 3: element 0 must be 6, but is 7 (1 of 1 elements are wrong)"
+        "all-reduce in float32 is wrong on rank 1 of 2: element 0 must be 3, but is 4 (1 of 1 elements are wrong)"
     )
 
 
@@ -142,6 +143,7 @@ def test_what_the_backend_lacks_is_said_and_other_errors_are_not_swallowed() -> 
         prove_all([_Lacking()], at, ["int64"])
 
 
+@pytest.mark.slow
 def test_the_command_as_ranks_leaves_a_table_json_and_a_plot(tmp_path: Path) -> None:
     first, second = train_ranks(
         2, "collectives", "--operations", "all-reduce,all-gather,barrier", "--dtypes", "bfloat16", "--sizes", "4K-64K",
@@ -185,6 +187,7 @@ sys.exit(main(["collectives", "--operations", "all-reduce,broadcast", "--sizes",
 """
 
 
+@pytest.mark.slow
 def test_a_wrong_result_ends_all_ranks_with_5_and_says_operation_type_rank_and_values() -> None:
     port = free_port()
     first, second = run_together(
@@ -215,3 +218,15 @@ def test_the_one_host_with_a_slow_cable_is_named(tmp_path: Path) -> None:
         slow = [found["mb_s"][i][j] for i in range(4) for j in range(4) if i != j and 2 in (i, j)]
         fast = [found["mb_s"][i][j] for i in range(4) for j in range(4) if i != j and 2 not in (i, j)]
         assert max(slow) < 5.0 < min(fast)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_bandwidth_is_what_a_shaped_link_carries(tmp_path: Path) -> None:
+    """A factor forgotten, or directions that take turns, would be off by two. `make bench-links` measures closer: other
+    work on this machine does not let a test be that strict."""
+    found = links.measure(tmp_path, 10)
+    limit = 1e9 / 8 / 1e6 * 1448 / 1514
+    assert found["limit_mb_s"] == pytest.approx(limit)
+    for name in ("all-reduce", "send/recv", "one way", "the other way"):
+        assert 0.66 * limit < found[name] < 1.01 * limit, f"{name}: {found[name]:.1f} MB/s"

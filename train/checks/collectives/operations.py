@@ -194,10 +194,14 @@ class SendRecv(Operation):
         return Buffers(moved(at.rank, 0, count, dtype, at.device), torch.zeros(count, dtype=dtype, device=at.device))
 
     def call(self, with_: Buffers, at: Place) -> None:
-        """Both at once, or a ring of ranks that all send first would wait for ever."""
+        """Both at once, or a ring of ranks that all send first would wait for ever.
+
+        Receiving comes first: Gloo tells the sender that it may begin over the same connection, and behind a long
+        message of its own that word comes late, so that the two directions would take turns.
+        """
         pair = [
-            dist.P2POp(dist.isend, with_.out, group=at.group, group_peer=(at.rank + 1) % at.size),
             dist.P2POp(dist.irecv, with_.into, group=at.group, group_peer=(at.rank - 1) % at.size),
+            dist.P2POp(dist.isend, with_.out, group=at.group, group_peer=(at.rank + 1) % at.size),
         ]
         for work in dist.batch_isend_irecv(pair):
             work.wait()

@@ -73,7 +73,7 @@ BY_HAND: dict[str, tuple[float | None, float]] = {
     "clipping_before_unscale": (1.0 / torch.amp.GradScaler("cpu").get_scale(), math.hypot(3 / 5, 4 / 5)),
     "nominal_window": ((6 / 4) / 6, 1.0),
     "leftover_gradients": (((1 + 2 + 3 + 4 + 6) / 4) / ((1 + 2 + 3 + 4) / 4), 1.0),
-    "padded_evaluation": (sum([1, 2, 3, 4, 5, 6, 7, 1]) / 8, sum(range(1, 8)) / 7),
+    "padded_evaluation": (sum([1, 4, 9, 16, 25, 36, 49, 1]) / 8, sum([1, 4, 9, 16, 25, 36, 49]) / 7),
     "uneven_inputs": (None, 0 - sum([1, 4]) / 2 - sum([2, 5]) / 2 - 3),
     "different_seeds": (1.0, 0.0),
     "unsynchronised_batchnorm": (
@@ -227,9 +227,9 @@ def test_what_is_not_as_promised_is_said_and_is_the_exit_code(
 ) -> None:
     """A padded metric that were right, and a hang that is none."""
     no_hang = dataclasses.replace(LESSONS["barrier_in_a_branch"], right=2.0)
-    monkeypatch.setitem(LESSONS, "padded_evaluation", dataclasses.replace(LESSONS["padded_evaluation"], wrong=4.0))
+    monkeypatch.setitem(LESSONS, "padded_evaluation", dataclasses.replace(LESSONS["padded_evaluation"], wrong=20.0))
     monkeypatch.setitem(LESSONS, "unreduced_metrics", dataclasses.replace(no_hang, wrong="it is said to"))
-    for name, happened in (("padded_evaluation", "3.625"), ("unreduced_metrics", "exit code 0, ")):
+    for name, happened in (("padded_evaluation", "17.625"), ("unreduced_metrics", "exit code 0, ")):
         assert pitfalls.main([name]) == 5
         said = capsys.readouterr().out
         assert "wrong: NOT as promised" in said
@@ -241,8 +241,8 @@ def test_what_is_not_as_promised_is_said_and_is_the_exit_code(
 def test_the_command_tells_both_halves_and_leaves_nothing_behind(tmp_path: Path) -> None:
     done = train("pitfalls", "padded_evaluation", TMPDIR=str(tmp_path))
     assert done.returncode == 0, done.stdout
-    assert "promised  3.625 (28 / 7, or with the first sample once more (28 + 1) / 8)" in done.stdout
-    assert "happened  3.625" in done.stdout
-    assert "7 losses were counted of 7 samples; their sum is 28" in done.stdout
+    assert "promised  17.625 (140 / 7, or with the first sample once more (140 + 1) / 8)" in done.stdout
+    assert "happened  17.625" in done.stdout
+    assert "7 losses were counted of 7 samples; their sum is 140" in done.stdout
     assert done.stdout.rstrip().endswith("pitfalls: 1 of 1 went wrong and right as promised")
     assert list(tmp_path.glob("pitfalls-*")) == []

@@ -112,10 +112,10 @@ LESSONS = {
     "padded_evaluation": Lesson(
         "a DistributedSampler shares out the validation set",
         "samples count twice; the metric depends on the number of ranks",
-        "mean loss of seven samples with losses 1 to 7",
-        right=4.0,
-        wrong=(28 + 1) / 8,
-        why="28 / 7, or with the first sample once more (28 + 1) / 8",
+        "mean loss of seven samples with losses 1, 4, 9 and so on to 49",
+        right=20.0,
+        wrong=(140 + 1) / 8,
+        why="140 / 7, or with the first sample once more (140 + 1) / 8",
         here=("train/data/loading.py:evaluation_batches", "each sample on one rank, once"),
     ),
     "uneven_inputs": Lesson(

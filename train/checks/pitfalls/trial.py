@@ -19,7 +19,7 @@ from train.seam import RUN_ID, RUNS_DIR, STATUS_PAGE
 
 HALF_S = 20.0
 """A half that comes to its end may take so long without a sign of life."""
-HANG_S = 3.0
+HANG_S = 5.0
 """A half that is to hang: it is asked after so long. Everything is loaded and connected before."""
 _AGENT_S = 180.0
 _EVIDENCE = 4

@@ -222,7 +222,7 @@ def verify(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UnreadableError(_unreadable(path, error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: its manifest ({in_words(error)})") from error
+        raise CheckpointError(f"{path} is not a whole checkpoint: {in_words(error)}") from error
 
 
 def _unreadable(path: Path, error: BaseException) -> str:

@@ -117,8 +117,8 @@ FAULTS: dict[str, tuple[str, ...]] = {
 SAVED = ("RESTARTED", "FAILED 75:0", "FAILED 8:0")
 ANSWERS: dict[str, tuple[str, ...]] = {
     "kill -9 of a rank": ("FAILED 5:0",),
-    "kill -9 of an agent": ("FAILED 7:0", "RESTARTED"),
-    "kill -9 of all on a host": ("FAILED 7:0", "RESTARTED"),
+    "kill -9 of an agent": ("FAILED 4:0", "FAILED 7:0", "RESTARTED"),  # 4: it had not joined yet
+    "kill -9 of all on a host": ("FAILED 4:0", "FAILED 7:0", "RESTARTED"),
     "USR2": SAVED,
     "USR1": SAVED[1:],
     "requeue": ("RESTARTED",),

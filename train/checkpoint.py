@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from train.disk import fingerprint, in_words, is_gone, need_room, sync, sync_name
+from train.disk import hash_of_file, in_words, is_gone, need_room, sync, sync_name
 from train.errors import CheckpointError, UnreadableError
 
 _FILE = "state.pt"
@@ -56,7 +56,7 @@ class Checkpoints:
             aside.mkdir()
             need_room(aside, sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors_of(state)}.values()))
             torch.save(state, aside / _FILE)
-            manifest = {"step": step, "files": {_FILE: fingerprint(aside / _FILE)}, "torch": torch.__version__}
+            manifest = {"step": step, "files": {_FILE: hash_of_file(aside / _FILE)}, "torch": torch.__version__}
             (aside / "manifest.json").write_text(json.dumps(manifest, indent=1))
             for path in (aside / _FILE, aside / "manifest.json", aside):
                 sync(path)
@@ -210,7 +210,7 @@ def verify(path: Path) -> dict[str, Any]:
     try:
         manifest: dict[str, Any] = json.loads((path / "manifest.json").read_text())
         for name, expected in {_FILE: None, **manifest["files"]}.items():
-            found = fingerprint(path / name)
+            found = hash_of_file(path / name)
             if found != expected:
                 raise CheckpointError(
                     f"{path / name} is damaged: {found['bytes']} bytes with hash {found['sha256'][:12]}, "
@@ -222,7 +222,7 @@ def verify(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise UnreadableError(_unreadable(path, error)) from error
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: its manifest ({in_words(error)})") from error
+        raise CheckpointError(f"{path} is not a whole checkpoint: {in_words(error)}") from error
 
 
 def _unreadable(path: Path, error: BaseException) -> str:

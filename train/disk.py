@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 
-def fingerprint(path: Path) -> dict[str, Any]:
+def hash_of_file(path: Path) -> dict[str, Any]:
     """SHA-256 and size of a file. Raises OSError."""
     with path.open("rb") as file:
         return {"sha256": hashlib.file_digest(file, "sha256").hexdigest(), "bytes": path.stat().st_size}

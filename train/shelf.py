@@ -79,7 +79,7 @@ def chosen(folder: Path, step: int | None) -> tuple[dict[str, Any], Path]:
 
 
 def _ls(folder: Path) -> int:
-    from train.checkpoint import Checkpoints, step_of
+    from train.checkpoint import Checkpoints, name_of, step_of
 
     try:
         newest = (folder / "checkpoints" / "latest").read_text(errors="replace").strip()
@@ -87,7 +87,7 @@ def _ls(folder: Path) -> int:
         newest = ""
     print(f"{'step':>10}  {'MB':>9}  saved")
     for path in reversed(list(Checkpoints(folder / "checkpoints", keep=1).saved())):
-        mark = "  latest" if path.name == newest else ""
+        mark = "  latest" if name_of(step_of(path)) == newest else ""
         facts = _facts(path, mark)
         if facts:
             print(f"{step_of(path):>10}  {facts}")

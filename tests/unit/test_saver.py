@@ -281,7 +281,7 @@ def test_killed_at_any_line_of_a_save_there_is_a_whole_checkpoint_and_the_next_s
         left = sorted(entry.name for entry in checkpoints.folder.iterdir())
         assert left == ["latest", "step-00000030"], place
     functions = {place.split(":")[0] for place in places}
-    assert {"save", "fingerprint", "sync", "_point_to", "_remove", "_clear"} <= functions
+    assert {"save", "hash_of_file", "sync", "_point_to", "_remove", "_clear"} <= functions
     assert len(set(places)) >= 30
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from tests.synthetic import of_many, times_row, with_a_restart, write_lines
+from train.report import read
 from train.report.ledger import CATEGORIES, ledger_of, starts_of
 from train.report.read import read_run
 from train.report.straggle import heat_of
@@ -108,3 +110,18 @@ def test_ranks_that_cannot_tell_waiting_are_called_blind(tmp_path: Path) -> None
     rows = [times_row(t, "e", [(r, 0, t, {Activity.COMPUTING: float(t)}) for r in range(2)]) for t in (110, 120)]
     write_lines(tmp_path / "times.jsonl", rows)
     assert heat_of(starts_of(read_run(tmp_path))).is_blind
+
+
+def test_of_a_long_file_a_part_is_read_and_of_each_start_the_last_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = of_many(tmp_path / "run", 2, slow=1, steps=400, samples=400)
+    rows = [json.loads(line) for line in (path / "times.jsonl").read_text().splitlines()]
+    for row in rows[:150]:
+        row["start_id"] = "bbb"
+    write_lines(path / "times.jsonl", rows)
+    whole = [sample.time for sample in read_run(path).samples]
+    monkeypatch.setattr(read, "MOST_BYTES", (path / "times.jsonl").stat().st_size // 10 + 1)
+    part = [sample.time for sample in read_run(path).samples]
+    assert 40 <= len(part) <= 44
+    assert {whole[149], whole[-1]} <= set(part) <= set(whole)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.ranks import train
-from tests.synthetic import of_many, with_a_restart
+from tests.synthetic import of_many, with_a_restart, write_lines
 from train.report.command import main, make_report
 from train.report.image import LEVELS, colour_of
 from train.report.page import MEANING, page_of, page_of_several
@@ -205,6 +205,19 @@ def test_whatever_stands_in_the_files_there_is_a_page(seed: int, tmp_path: Path)
             (path / name).write_text("\n".join(json.dumps(changed(json.loads(part))) for part in parts) + "\n")
         looked_at(page_of(read_run(path)))
         looked_at(page_of_several([read_run(path)] * 2))
+
+
+def test_a_script_that_tells_no_times_has_all_the_rest(tmp_path: Path) -> None:
+    path = with_a_restart(tmp_path / "run")
+    rows = [json.loads(line) for line in (path / "times.jsonl").read_text().splitlines()]
+    for row in rows:
+        for told in row.get("ranks", ()):
+            told[-1] = []
+    write_lines(path / "times.jsonl", rows)
+    found = looked_at(page_of(read_run(path)))
+    assert "Nothing is known of that: its ranks told no times" in found.text
+    assert "Too short a run, or no times told: nothing to compare." in found.text
+    assert "84.0 s wall time" in found.text
 
 
 def test_several_runs_lie_beside_each_other(tmp_path: Path) -> None:

@@ -148,7 +148,8 @@ def ledger_of(starts: list[Start]) -> Ledger:
     """All starts' time, shared out."""
     ledger = Ledger(sum(start.ended - start.began + start.gap_s for start in starts), {}, {})
     names = [activity.words for activity in Activity]
-    everyone = sorted({rank for start in starts if start.last for rank in start.last.ranks})
+    last = [start.last.ranks for start in starts if start.last]
+    everyone = sorted({rank for ranks in last for rank, told in ranks.items() if told.seconds})
     for rank in everyone:
         ledger.ranks[rank] = dict.fromkeys(CATEGORIES, 0.0)
     for index, start in enumerate(starts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from train.seam import LIVE_FILE, TIMES_FILE, Activity
 
 Json = dict[str, Any]
-MOST_BYTES = 64 << 20
+MOST_BYTES = 8 << 20
 """Of a longer file only every so-manieth line is looked at."""
 MOST_HOSTS = 100_000
 _LONGEST_TEXT = 20_000
@@ -98,7 +98,9 @@ def read_run(path: Path, *, is_whole: bool = True) -> Run:
     """
     run = Run(path, path.name or str(path))
     if is_whole:
-        run.metrics = [row for row in _rows(run, "metrics.jsonl") if number(row.get("step")) is not None]
+        run.metrics = [
+            row for row in _rows(run, "metrics.jsonl", is_thinned=True) if number(row.get("step")) is not None
+        ]
         run.samples = _samples(run)
     run.events = [row for row in _rows(run, "events.jsonl") if number(row.get("time")) is not None]
     run.events.sort(key=lambda row: float(row["time"]))
@@ -115,7 +117,7 @@ def read_run(path: Path, *, is_whole: bool = True) -> Run:
 def _samples(run: Run) -> list[Sample]:
     """An agent's, or those that ranks without one have written each for itself."""
     files = [TIMES_FILE, *sorted(f"times/{file.name}" for file in _listed(run.path / "times", "rank*.jsonl"))]
-    rows = [row for name in files for row in _rows(run, name, needed=False)]
+    rows = [row for name in files for row in _rows(run, name, needed=False, is_thinned=True)]
     found = (sample_of(row) for row in rows)
     return sorted((sample for sample in found if sample is not None), key=lambda sample: sample.time)
 
@@ -171,14 +173,14 @@ def _listed(folder: Path, pattern: str) -> list[Path]:
         return []
 
 
-def _rows(run: Run, name: str, *, needed: bool = True) -> list[Json]:
+def _rows(run: Run, name: str, *, needed: bool = True, is_thinned: bool = False) -> list[Json]:
     """The objects in a file of JSON lines; lines that are none are counted."""
     path, found, bad = run.path / name, [], 0
     try:
-        every = max(1, path.stat().st_size // MOST_BYTES + 1)
+        every = path.stat().st_size // MOST_BYTES + 1 if is_thinned else 1
         with path.open(encoding="utf-8", errors="replace") as file:
-            for index, line in enumerate(file):
-                if index % every == 0 and line.strip():
+            for line in file if every == 1 else _thinned(file, every):
+                if line.strip():
                     row = _parsed(line)
                     bad += not isinstance(row, dict)
                     found += [row] if isinstance(row, dict) else []
@@ -187,12 +189,23 @@ def _rows(run: Run, name: str, *, needed: bool = True) -> list[Json]:
     except OSError as error:
         run.problems.append(f"{name} cannot be read: {error.strerror}")
     if bad:
-        run.problems.append(
-            f"{name}: {bad} line{'s' * (bad > 1)} cannot be read (cut short or damaged), the rest is used"
-        )
+        lines = f"{bad} line{'s' * (bad > 1)}"
+        run.problems.append(f"{name}: {lines} cannot be read (cut short or damaged), the rest is used")
     elif needed and not found and path.is_file():
         run.problems.append(f"{name} is empty")
     return found
+
+
+def _thinned(lines: Iterable[str], every: int) -> Iterator[str]:
+    """Every so-manieth line, and the last one of each start: that one says how it ended."""
+    before, start = "", ""
+    for index, line in enumerate(lines):
+        now = line[:200].partition('"start_id": "')[2][:12]
+        if before and (now != start or index % every == 0):
+            yield before
+        before, start = line, now
+    if before:
+        yield before
 
 
 def _object(run: Run, name: str, *, needed: bool) -> Json:
@@ -221,8 +234,3 @@ def _text(run: Run, name: str, *, needed: bool) -> str | None:
     except OSError as error:
         run.problems.append(f"{name} cannot be read: {error.strerror}")
     return None
-
-
-def first(values: list[Json], matches: Callable[[Json], bool]) -> Json:
-    """The first of these for which it holds, else an empty one."""
-    return next((value for value in values if matches(value)), {})

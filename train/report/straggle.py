@@ -55,6 +55,8 @@ def heat_of(starts: list[Start]) -> Heat:
             slots.append((early.time, late.time))
         last = start.last
         waited_s += sum(told.seconds[Activity.WAITING] for told in last.ranks.values() if told.seconds) if last else 0.0
+    if not any(ratio is not None for row in ratios for ratio in row):
+        slots = []
     return Heat(ranks, slots, ratios, restarts, is_blind=len(ranks) > 1 and waited_s == 0)
 
 

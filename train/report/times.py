@@ -40,6 +40,10 @@ def where_it_went(run: Run, ledger: Ledger) -> str:
     ]
     if ledger.lost_steps:
         words.append(f"{ledger.lost_steps} steps were lost by restarts and done again.")
+    if len(ledger.ranks) > 1 and mean["computing"] and not mean["waiting"]:
+        words.append(
+            "Waiting for other ranks is counted as forward and backward: on a GPU the host cannot tell them apart."
+        )
     if ledger.excess > 0.02:
         words.append(f"Clocks disagree: a rank told {100 * ledger.excess:.1f} % more time than there was.")
     bars = [

@@ -218,8 +218,7 @@ class Barrier(Operation):
 
     def buffers(self, at: Place, dtype: torch.dtype, count: int) -> Buffers:
         """One number for each rank that is late once."""
-        nothing = torch.zeros(1, dtype=dtype, device=at.device)
-        return Buffers(nothing, torch.zeros(2, dtype=dtype, device=at.device))
+        return Buffers(*(torch.zeros(size, dtype=dtype, device=at.device) for size in (1, 2)))
 
     def call(self, with_: Buffers, at: Place) -> None:
         """No data."""

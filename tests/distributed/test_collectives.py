@@ -171,6 +171,14 @@ def test_the_command_as_ranks_leaves_a_table_json_and_a_plot(tmp_path: Path) -> 
     assert "polyline" in (tmp_path / "all.svg").read_text()
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("argv", [["collectives", "--plot"], ["verify", "--json"]])
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(argv: list[str], tmp_path: Path) -> None:
+    first, second = train_ranks(2, *argv, str(tmp_path / "none" / "a.svg"))
+    assert (first.returncode, second.returncode) == (2, 2), first.stdout + second.stdout
+    assert first.stdout.splitlines()[-1].endswith("name a file in a folder that is there and writable")
+
+
 _BROKEN = """
 import sys
 import torch.distributed as dist

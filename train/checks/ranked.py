@@ -160,6 +160,21 @@ def tell_together(runtime: Runtime, mine: Sequence[str]) -> None:
         raise ContactError(f"rank {', '.join(guilty)} found something wrong: {first}")
 
 
+def refuse_unwritable(runtime: Runtime, *paths: Path | None) -> None:
+    """Before anything is measured: rank 0 must be able to write there. Raises UsageError on all ranks."""
+
+    def look() -> None:
+        for path in paths:
+            if (
+                runtime.rank == 0
+                and path is not None
+                and not os.access(path if path.exists() else path.parent, os.W_OK)
+            ):
+                raise UsageError(f"cannot write {path}: name a file in a folder that is there and writable")
+
+    runtime.together(look)
+
+
 def refuse_to_go_on_if_stopped(runtime: Runtime, health: Health) -> None:
     """Whether the agent asks to stop, on all ranks alike. Raises StoppedError."""
     if any(runtime.gather(health.stop_asked)):

@@ -14,6 +14,7 @@ from train.checks.ranked import (
     Parser,
     at_least,
     refuse_to_go_on_if_stopped,
+    refuse_unwritable,
     run_as_rank,
     tell_together,
 )
@@ -105,6 +106,7 @@ def check(runtime: Runtime, health: Health, options: argparse.Namespace) -> None
     from train.checks.collectives.correctness import prove_all
     from train.checks.collectives.operations import OPERATIONS
 
+    refuse_unwritable(runtime, options.json, options.plot)
     at = Place(runtime.group(Phase.STEP), runtime.rank, runtime.world_size, runtime.device)
     chosen = [OPERATIONS[name] for name in options.operations]
     health.enter(Phase.FIRST_STEP, 0)

@@ -29,7 +29,7 @@ class AllReduce(_InPlace):
 
     @staticmethod
     def bus_factor(size: int) -> float:
-        """2 (n - 1) transfers an element, shared by n links."""
+        """2 (n - 1) transfers an element, over n links."""
         return 2 * (size - 1) / size
 
     def call(self, with_: Buffers, at: Place) -> None:
@@ -47,7 +47,7 @@ class Reduce(_InPlace):
     name = "reduce"
 
     def call(self, with_: Buffers, at: Place) -> None:
-        """In place; what the other ranks hold afterwards means nothing."""
+        """In place; the other ranks hold anything afterwards."""
         dist.reduce(with_.into, group_dst=0, group=at.group)
 
     def expected(self, at: Place, dtype: torch.dtype, count: int) -> torch.Tensor | None:
@@ -84,6 +84,9 @@ class _InParts(Operation):
         """One of n parts stays where it is."""
         return (size - 1) / size
 
+    def _all(self, at: Place, dtype: torch.dtype, count: int) -> torch.Tensor:
+        return torch.cat([moved(rank, 0, count, dtype, at.device) for rank in range(at.size)])
+
     def _whole(self, at: Place, dtype: torch.dtype, count: int) -> torch.Tensor:
         return torch.zeros(at.size * count, dtype=dtype, device=at.device)
 
@@ -105,7 +108,7 @@ class Gather(_InParts):
 
     def expected(self, at: Place, dtype: torch.dtype, count: int) -> torch.Tensor | None:
         """All ranks' parts in their order, on the first rank."""
-        return _all_parts(at, dtype, count) if at.rank == 0 else None
+        return self._all(at, dtype, count) if at.rank == 0 else None
 
 
 class Scatter(_InParts):
@@ -143,7 +146,7 @@ class AllGather(_InParts):
 
     def expected(self, at: Place, dtype: torch.dtype, count: int) -> torch.Tensor:
         """All ranks' parts in their order."""
-        return _all_parts(at, dtype, count)
+        return self._all(at, dtype, count)
 
 
 class ReduceScatter(_InParts):
@@ -194,12 +197,8 @@ class SendRecv(Operation):
         return Buffers(moved(at.rank, 0, count, dtype, at.device), torch.zeros(count, dtype=dtype, device=at.device))
 
     def call(self, with_: Buffers, at: Place) -> None:
-        """Both at once, or a ring of ranks that all send first would wait for ever.
-
-        Receiving comes first: Gloo tells the sender that it may begin over the same connection, and behind a long
-        message of its own that word comes late, so that the two directions would take turns.
-        """
-        pair = [
+        """Both at once, or a ring of ranks that all send first would wait for ever."""
+        pair = [  # receiving first: Gloo's word that the sender may begin must not queue behind what is sent here
             dist.P2POp(dist.irecv, with_.into, group=at.group, group_peer=(at.rank - 1) % at.size),
             dist.P2POp(dist.isend, with_.out, group=at.group, group_peer=(at.rank + 1) % at.size),
         ]
@@ -219,8 +218,7 @@ class Barrier(Operation):
 
     def buffers(self, at: Place, dtype: torch.dtype, count: int) -> Buffers:
         """One number for each rank that is late once."""
-        nothing = torch.zeros(1, dtype=dtype, device=at.device)
-        return Buffers(nothing, torch.zeros(2, dtype=dtype, device=at.device))
+        return Buffers(*(torch.zeros(size, dtype=dtype, device=at.device) for size in (1, 2)))
 
     def call(self, with_: Buffers, at: Place) -> None:
         """No data."""
@@ -241,10 +239,6 @@ class Barrier(Operation):
     def expected(self, at: Place, dtype: torch.dtype, count: int) -> torch.Tensor:
         """1: it has waited."""
         return torch.ones(2, dtype=dtype, device=at.device)
-
-
-def _all_parts(at: Place, dtype: torch.dtype, count: int) -> torch.Tensor:
-    return torch.cat([moved(rank, 0, count, dtype, at.device) for rank in range(at.size)])
 
 
 OPERATIONS: dict[str, Operation] = {

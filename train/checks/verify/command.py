@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from train.checks.ranked import CheckFailedError, Parser, refuse_to_go_on_if_stopped, run_as_rank
+from train.checks.ranked import CheckFailedError, Parser, refuse_to_go_on_if_stopped, refuse_unwritable, run_as_rank
 from train.errors import ContactError
 from train.progress import log
 from train.rules import IMPORT_PATH
@@ -48,6 +48,7 @@ def check(runtime: Runtime, health: Health, options: argparse.Namespace) -> None
 
     from train.checks.verify import certificate
 
+    refuse_unwritable(runtime, options.json)
     rows: list[Row] = []
     if runtime.world_size == 1:
         _say("one rank has nobody to differ from: start at least two")

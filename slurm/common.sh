@@ -134,7 +134,7 @@ muster_end() {
     what=$(muster_python slurm_after "$1" "$asked" "$2") || { say "exit code $1: not started again" >&2; exit "$1"; }
     read -r what code without on <<<"$what"
     [ "$what" = requeue ] || exit "$code"
-    trap '' TERM # Slurm ends this script now, but it has a word to say yet
+    trap '' TERM # Slurm ends this script and what it has started now, but there is a word to say yet
     muster_tell requeue "$muster_job" || {
         say "Slurm did not take it back into the queue (scontrol requeue $muster_job): exit code $code." \
             "To go on, submit it again with MUSTER_RUN_ID=$MUSTER_RUN_ID" >&2
@@ -147,12 +147,15 @@ muster_end() {
     exit 0
 }
 
-# scontrol, once more where it fails: the controller may be starting again just now.
+# scontrol, once more where it fails: the controller may be starting again just now. Without `timeout`, which would let the
+# signal in that Slurm sends as soon as it has taken the job back.
 muster_tell() {
     local try
     for try in 1 2 3; do
         [ "$try" = 1 ] || sleep 5
-        timeout 20 scontrol "$@" && return 0
+        scontrol "$@" && return 0
+        # It may have been heard, and only its answer have been lost.
+        [[ $1 != requeue || $(scontrol show job "$muster_job") != *JobState=PENDING* ]] || return 0
     done
     return 1
 }

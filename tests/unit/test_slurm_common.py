@@ -23,6 +23,8 @@ case "$1 $2" in
     *) {other} ;;
 esac"""
 
+LOST = '{"exit_code": 7, "cause": "host node1 was lost", "host": "node1"}'
+
 
 @dataclass
 class Done:
@@ -124,6 +126,24 @@ def test_where_slurm_does_not_take_it_back_it_says_so_and_how_to_go_on(job: Job)
     assert done.said.splitlines()[-1].endswith("submit it again with MUSTER_RUN_ID=slurm-7")
 
 
+def test_slurm_ends_the_script_as_soon_as_it_has_taken_it_back_and_all_is_told_yet(job: Job) -> None:
+    """To all that the script has started, scontrol itself included."""
+    job.tools(srun="mkdir -p runs/slurm-7; cp lost runs/slurm-7/verdict.json; exit 7", sinfo="echo 'node2 idle (null)'")
+    (job.folder / "lost").write_text(LOST)
+    job.controller(other="kill -TERM $$ $PPID; exit 0")
+    done = job.run()
+    assert (done.code, done.asked) == (0, ["requeue 7", "update JobId=7 ExcNodeList=node1"])
+    assert "did not take" not in done.said
+
+
+def test_where_only_the_answer_is_lost_it_is_not_asked_twice(job: Job) -> None:
+    job.tools(srun="kill -9 $$")
+    job.controller(other="echo '   JobState=PENDING' >>{shown}; exit 1")
+    done = job.run()
+    assert (done.code, done.asked) == (0, ["requeue 7"])
+    assert "did not take" not in done.said
+
+
 def test_a_controller_that_is_away_for_a_moment_is_asked_again(job: Job) -> None:
     job.tools(srun="kill -9 $$")
     job.controller(other="[ $(grep -c requeue {calls}) = 2 ]")
@@ -140,7 +160,7 @@ def test_an_element_of_an_array_is_named_by_both_its_numbers(job: Job) -> None:
 
 def test_nodes_that_cannot_be_left_out_are_told(job: Job) -> None:
     job.tools(srun="mkdir -p runs/slurm-7; cp lost runs/slurm-7/verdict.json; exit 7", sinfo="echo 'node2 idle (null)'")
-    (job.folder / "lost").write_text('{"exit_code": 7, "cause": "host node1 was lost", "host": "node1"}')
+    (job.folder / "lost").write_text(LOST)
     assert job.run().asked == ["requeue 7", "update JobId=7 ExcNodeList=node1"]
     job.controller(other="[ $1 = requeue ]")
     done = job.run()

@@ -97,7 +97,11 @@ def _found(code: int, verdict: Mapping[str, Any] | None) -> tuple[int, str, str 
     if code in (125, 126, 127):  # of a container's client, or a shell: nothing could be started
         return int(Exit.PREFLIGHT), "", None
     if has_no_verdict(code, verdict):
-        return int(Exit.HOST_LOST), f"the agent of the first host was killed (srun's code was {code})", None
+        return (
+            int(Exit.HOST_LOST),
+            f"the agent of the first host was killed, or did not start (srun's code was {code})",
+            None,
+        )
     return code, "", None
 
 
@@ -192,7 +196,7 @@ def judge(code: int, asked: str, since_s: float, env: Mapping[str, str]) -> Deci
         got_on=got_on(folder, job), known=known_to_accounting(job) if is_mute and asked != "TERM" else "",
     )  # fmt: skip
     if made.requeue and is_mute and not note(folder, job):
-        words = f"the agent of the first host was killed, and {folder} cannot be written: not started again"
+        words = f"the agent of the first host left no verdict, and {folder} cannot be written: not started again"
         made = Decision(False, made.exit_code, words)
     elif made.exit_code == Exit.STOPPED_SAVED:
         with contextlib.suppress(OSError):  # it got on: also a script of whose checkpoints nothing is known

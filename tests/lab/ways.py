@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.container.cluster import Cluster as Compose
+from tests.container.conftest import IMAGE
 from tests.lab.slurms import NODES, Slurm
 from tests.ranks import ROOT
 
@@ -74,7 +75,7 @@ class Ways:
     def fab(self, name: str, command: list[str], limit: bool) -> Outcome:
         inventory = ["--inventory", str(self.slurm.cluster.inventory), "--nodes", "2", "--run-id", name]
         more = ["--time-limit", str(LIMIT_S)] if limit else []
-        more += ["--runtime", self.runtime]
+        more += ["--runtime", self.runtime, "--image", IMAGE]
         if self.variables:
             more += ["--env", shlex.join(f"{name}={value}" for name, value in self.variables.items())]
         words = [
@@ -89,7 +90,13 @@ class Ways:
         return Outcome(code, output, self.folder / "fab" / name)
 
     def ansible(self, name: str, command: list[str], limit: bool) -> Outcome:
-        asked = {"run_id": name, "nodes": 2, "runtime": self.runtime, "job_results": str(self.folder / "ansible")}
+        asked = {
+            "run_id": name,
+            "nodes": 2,
+            "runtime": self.runtime,
+            "muster_image": IMAGE,
+            "job_results": str(self.folder / "ansible"),
+        }
         asked |= {"time_limit": LIMIT_S} if limit else {}
         asked |= {"job_environment": self.variables} if self.variables else {}
         asked |= (

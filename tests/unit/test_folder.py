@@ -167,3 +167,22 @@ def test_where_nothing_was_trained_a_new_folder_goes_again(desk: Desk, was_there
     folder.discard()
     desk.settle()
     assert desk.path.exists() == was_there
+
+
+def test_what_there_is_to_see_now_is_one_small_file_and_goes_with_a_refused_job(desk: Desk) -> None:
+    folder = desk.folder(known=False)
+    folder.tell_live(ranks=[])  # there is no place for it yet
+    folder.add("times.jsonl", ranks=[1])
+    folder.is_at(desk.path)
+    for number in range(3):
+        folder.tell_live(ranks=[number])
+    desk.settle()
+    live = json.loads((desk.path / "live.json").read_text())
+    assert live["ranks"] == [2]
+    assert live["time"] > 1e9
+    (row,) = [json.loads(line) for line in (desk.path / "times.jsonl").read_text().splitlines()]
+    assert row["ranks"] == [1]
+    folder._writer = desk.writer
+    folder.discard()
+    desk.settle()
+    assert not desk.path.exists()

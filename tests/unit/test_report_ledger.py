@@ -90,7 +90,7 @@ def test_ranks_without_an_agent_write_rows_of_their_own(tmp_path: Path) -> None:
 
 
 def test_the_slow_rank_stands_out_all_the_time(tmp_path: Path) -> None:
-    heat = heat_of(starts_of(read_run(of_many(tmp_path / "run", 256, slow=77))))
+    heat = heat_of(starts_of(read_run(of_many(tmp_path / "run", 256, slow=77, samples=64))))
     assert len(heat.ranks) == 256
     assert 50 <= len(heat.slots) <= 61
     for rank, row in enumerate(heat.ratios):

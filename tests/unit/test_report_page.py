@@ -94,7 +94,7 @@ def test_a_run_with_a_restart(tmp_path: Path) -> None:
 
 
 def test_with_256_ranks_and_with_one(tmp_path: Path) -> None:
-    many = looked_at(page_of(read_run(of_many(tmp_path / "many", 256, slow=77))))
+    many = looked_at(page_of(read_run(of_many(tmp_path / "many", 256, slow=77, samples=30))))
     assert "Rank 77 (host09) took 3.0 times as long as the median rank" in many.text
     assert "256 on 32" in many.text
     assert "248–255" in many.text

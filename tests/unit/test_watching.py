@@ -60,7 +60,7 @@ def test_each_rank_has_a_line_with_what_is_its_own_and_what_is_waiting(tmp_path:
 
 
 def test_many_ranks_are_told_by_host(tmp_path: Path) -> None:
-    path = of_many(tmp_path / "run", 256, slow=77)
+    path = of_many(tmp_path / "run", 256, slow=77, samples=12)
     lines = shown(path, now=163.0)
     assert lines[0] == "run: step 500"
     assert len([line for line in lines if line.startswith("host")]) == 1 + 32

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from train.report.image import LEVELS, colour_of, data_uri, png
 from train.report.ledger import CATEGORIES, IN_STEPS, Ledger, Start
 from train.report.read import RankTimes, Run
@@ -23,6 +25,27 @@ def where_it_went(run: Run, ledger: Ledger) -> str:
         return section("Where the time went", f'<p class="none">Nothing is known of that: {why}.</p>')
     mean, accounts = ledger.mean, ledger.ranks.values()
     used = [name for name in CATEGORIES if max(account[name] for account in accounts) >= 0.0005 * ledger.wall_s]
+    bars = [
+        Bar(_label(run, ledger, rank), [(kind_of(name), account[name]) for name in CATEGORIES])
+        for rank, account in _fewer(ledger)
+    ]
+    said = "; ".join(f"{CATEGORIES[name]} {duration(mean[name])}" for name in used)
+    chart = bar_chart(bars, "seconds", f"{len(accounts)} ranks, {duration(ledger.wall_s)} each; {said}")
+    legend = bar_legend([(kind_of(name), CATEGORIES[name]) for name in used])
+    every = "" if len(bars) == len(accounts) else f"{len(bars)} of {len(accounts)} ranks, evenly chosen."
+    return section(
+        "Where the time went",
+        f"<p>{text(_in_words(ledger))}</p>",
+        '<div class="grid">',
+        figure("Mean of all ranks", _ledger_table(ledger, used)),
+        figure("Each rank", chart + legend, every),
+        "</div>",
+    )
+
+
+def _ledger_table(ledger: Ledger, used: Sequence[str]) -> str:
+    """A line a category, and their sum: the wall time."""
+    mean, accounts = ledger.mean, ledger.ranks.values()
     rows = [
         (
             f"{swatch(kind_of(name))} {text(CATEGORIES[name])}",
@@ -34,38 +57,21 @@ def where_it_went(run: Run, ledger: Ledger) -> str:
     ]
     wall = f'<td class="n">{duration(ledger.wall_s)}</td><td class="n">100 %</td><td></td>'
     total = f'<tr class="sum"><td>wall time</td>{wall}</tr>'
-    words = [
-        f"{100 * ledger.goodput:.1f} % of the wall time went into steps that count "
-        f"({', '.join(CATEGORIES[name] for name in IN_STEPS)})."
-    ]
+    return table(["", "mean", "share", "of a rank"], rows, (1, 2, 3), total)
+
+
+def _in_words(ledger: Ledger) -> str:
+    """What the ledger comes to, and what is to be known of it."""
+    mean, in_steps = ledger.mean, ", ".join(CATEGORIES[name] for name in IN_STEPS)
+    words = [f"{100 * ledger.goodput:.1f} % of the wall time went into steps that count ({in_steps})."]
     if ledger.lost_steps:
         words.append(f"{ledger.lost_steps} steps were lost by restarts and done again.")
     if len(ledger.ranks) > 1 and mean["computing"] and not mean["waiting"]:
-        words.append(
-            "Waiting for other ranks is counted as forward and backward: on a GPU the host cannot tell them apart."
-        )
+        what = "Waiting for other ranks is counted as forward and backward"
+        words.append(f"{what}: on a GPU the host cannot tell them apart.")
     if ledger.excess > 0.02:
         words.append(f"Clocks disagree: a rank told {100 * ledger.excess:.1f} % more time than there was.")
-    bars = [
-        Bar(_label(run, ledger, rank), [(kind_of(name), account[name]) for name in CATEGORIES])
-        for rank, account in _fewer(ledger)
-    ]
-    said = f"{len(ledger.ranks)} ranks, {duration(ledger.wall_s)} each; " + "; ".join(
-        f"{CATEGORIES[name]} {duration(mean[name])}" for name in used
-    )
-    every = "" if len(bars) == len(ledger.ranks) else f"{len(bars)} of {len(ledger.ranks)} ranks, evenly chosen."
-    return section(
-        "Where the time went",
-        f"<p>{text(' '.join(words))}</p>",
-        '<div class="grid">',
-        figure("Mean of all ranks", table(["", "mean", "share", "of a rank"], rows, (1, 2, 3), total)),
-        figure(
-            "Each rank",
-            bar_chart(bars, "seconds", said) + bar_legend([(kind_of(n), CATEGORIES[n]) for n in used]),
-            every,
-        ),
-        "</div>",
-    )
+    return " ".join(words)
 
 
 def _label(run: Run, ledger: Ledger, rank: int) -> str:

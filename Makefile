@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PARALLEL := -n 2 --dist loadfile
 # Real hosts in containers: their labs take minutes to provision.
-LABS := $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py tests/lab/test_ansible_sites.py tests/lab/test_slurm.py tests/lab/test_fabric.py tests/lab/test_conformance.py)
+LABS := $(wildcard tests/lab/test_provision.py tests/lab/test_ansible_launch.py tests/lab/test_ansible_sites.py tests/lab/test_slurm.py tests/lab/test_fabric.py tests/lab/test_conformance.py tests/lab/test_preflight_by_launchers.py)
 FLAVOUR := cpu
 SCRIPTS := docker/build docker/entrypoint docker/find-docker docker/healthcheck docker/launch docker/lock docker/up docker/lab/base-image.sh docker/lab/boot .ci/run slurm/common.sh $(wildcard slurm/*.sbatch)
 

@@ -18,7 +18,7 @@ FAULTS: dict[str, tuple[tuple[str, ...], set[str]]] = {
     "USR2": (("scancel", "--batch", "--signal=USR2"), {RESTARTED, UNSAVED}),
     "USR1": (("scancel", "--batch", "--signal=USR1"), {"FAILED 75:0", UNSAVED}),
     "requeue": (("scontrol", "requeue"), {RESTARTED}),
-    "cancel": (("scancel",), {"CANCELLED 0:0", "CANCELLED 0:15"}),
+    "cancel": (("scancel",), {"CANCELLED 75:0", "CANCELLED 8:0", "CANCELLED 0:15"}),
     "preemption": (
         ("sh", "-c", "sbatch --partition=urgent -N2 --gpus-per-node=2 -o /dev/null --wrap='sleep 1'", "for"),
         {RESTARTED},

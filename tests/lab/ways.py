@@ -127,7 +127,7 @@ class Ways:
                 subprocess.Popen(self._exec(node, argv), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             )
         try:
-            deadline_s = time.monotonic() + 60
+            deadline_s = time.monotonic() + (180 if is_ours else 60)  # torch takes its time on a busy machine
             for process in started:
                 process.wait(deadline_s - time.monotonic())
             code = max(process.returncode for process in started)

@@ -233,7 +233,7 @@ class StatusPage:
                 break
             told = again
         doing, since_s, *sums = told
-        if not since_s:
+        if not since_s or not 0 <= doing < len(Activity):
             return []
         sums[int(doing)] += max(0.0, now_s - since_s)
         return sums

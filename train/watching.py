@@ -123,9 +123,14 @@ class Watcher:
         return {rank: own_ms(early.ranks.get(rank), told) for rank, told in live.ranks.items()}
 
     def _earlier(self, live: Sample) -> Sample:
-        same = [sample for sample in self._seen if sample.start_id == live.start_id and sample.time < live.time]
-        old = [sample for sample in same if live.time - sample.time >= _WINDOW_S]
-        return old[-1] if old else same[0] if same else live
+        """Some seconds before, when fewer steps were done: an evaluation may have come since."""
+        behind = [
+            sample
+            for sample in self._seen
+            if sample.start_id == live.start_id and sample.time < live.time and _steps(sample) < _steps(live)
+        ]
+        old = [sample for sample in behind if live.time - sample.time >= _WINDOW_S]
+        return old[-1] if old else behind[0] if behind else live
 
     def _rate(self, told: RankTimes, activities: Sequence[Activity]) -> float | None:
         if not self._seen:
@@ -185,6 +190,10 @@ def _follow(watcher: Watcher, console: Console) -> None:
         while not watcher.verdict:
             time.sleep(EVERY_S)
             live.update(watcher.look(time.time()), refresh=True)
+
+
+def _steps(sample: Sample) -> int:
+    return min((told.step for told in sample.ranks.values()), default=0)
 
 
 def _by_host(ranks: Sequence[RankTimes]) -> list[list[RankTimes]]:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import os
+import struct
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from tests.supervised import Job
 from train.launch.chronicle import Chronicle
-from train.launch.facts import every_s
+from train.launch.facts import every_s, facts_of
 from train.launch.folder import Folder
-from train.seam import Activity
+from train.launch.ranks import Rank
+from train.seam import Activity, StatusPage
 
 
 class Desk:
@@ -114,3 +121,30 @@ def test_facts_that_are_none_are_refused(facts: list[Any]) -> None:
 
 def test_large_jobs_tell_less_often() -> None:
     assert [every_s(ranks) for ranks in (1, 1000, 8000)] == [1.0, 1.0, 8.0]
+
+
+def rank_with(page: StatusPage, **more: Any) -> Rank:
+    return cast(Rank, SimpleNamespace(**{"rank": 3, "page": page, "pid": os.getpid(), "is_shell": False, "code": None,
+                                         "step_s": 0.01234, **more}))  # fmt: skip
+
+
+def test_facts_of_a_rank(tmp_path: Path) -> None:
+    page = StatusPage.make(tmp_path / "page")
+    rank, memory_mb, step_ms, times_ms = facts_of(rank_with(page))
+    assert (rank, step_ms, times_ms) == (3, 12.3, [])
+    assert memory_mb == pytest.approx(psutil.Process().memory_info().rss / 2**20, rel=0.1)
+    page.open_as_rank(5.0, time.monotonic() - 3.0)
+    page.doing(Activity.COMPUTING)
+    assert facts_of(rank_with(page, code=0))[1] == 0
+    loading_ms, *rest = facts_of(rank_with(page))[3]
+    assert 3000 <= loading_ms < 4000
+    assert sum(rest) < 1000
+
+
+@pytest.mark.parametrize("written", [(99.0, 1.0), (-1.0, 1.0), (math.nan, 1.0), (4.0, math.nan), (4.0, -math.inf)])
+def test_whatever_a_rank_writes_on_its_page_the_agent_goes_on(written: tuple[float, float], tmp_path: Path) -> None:
+    page = StatusPage.make(tmp_path / "page")
+    with (tmp_path / "page").open("r+b") as file:
+        file.seek(128)
+        file.write(struct.pack("=dd", *written))
+    assert all(isinstance(each, int) for each in facts_of(rank_with(page))[3])

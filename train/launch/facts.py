@@ -21,7 +21,9 @@ def every_s(world_size: int) -> float:
 
 def facts_of(rank: Rank) -> list[Any]:
     """Rank, its memory in MB, its last step in ms (0: none yet), ms that went into each `Activity` (empty: untold)."""
-    times_ms = [round(1000 * seconds) for seconds in rank.page.times_s(time.monotonic())]
+    times_ms: list[int] = []
+    with contextlib.suppress(ValueError, OverflowError):  # no numbers: a rank may write anything on its page
+        times_ms = [round(1000 * seconds) for seconds in rank.page.times_s(time.monotonic())]
     return [rank.rank, _memory_mb(rank), round(1000 * rank.step_s, 1), times_ms]
 
 

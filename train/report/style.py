@@ -4,6 +4,8 @@ from __future__ import annotations
 
 _PATTERNS = {  # name: (background, stroke, path of a tile, 8 by 8)
     "waiting": ("#f6c9bd", "#a3231d", "M0 8L8 0M-2 2L2 -2M6 10L10 6"),
+    "data": ("#f0b061", "#8a4f00", "M0 0L8 8M-2 6L2 10M6 -2L10 2"),
+    "preparing": ("#eee6cf", "#8a7a3c", "M3 3h2v2h-2z"),
     "evaluation": ("#cfe8d5", "#1f6b3a", "M2 2h1.5v1.5h-1.5zM6 6h1.5v1.5h-1.5z"),
     "saving": ("#e0d3f0", "#5b3a92", "M0 2H8M0 6H8"),
     "lost": ("#555555", "#ffffff", "M0 0L8 8M0 8L8 0"),
@@ -13,11 +15,9 @@ _PATTERNS = {  # name: (background, stroke, path of a tile, 8 by 8)
 }
 _FILLS = {
     "computing": "#1f5f99",
-    "data": "#e08a1e",
     "optimizer": "#79b2dd",
     "other": "#b9c2cb",
     "loading": "#8d8d8d",
-    "preparing": "#c2b280",
     "first-step": "#2b8a8a",
     "ending": "#d9d9d9",
     "gone": "#f1f1f1",

@@ -16,7 +16,7 @@ from tests.preflights import looked_at
 from tests.ranks import ROOT
 from train.launch.preflight.command import plan_from
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(why_not() is not None, reason=str(why_not()))]
 COUNT = 4
 Told = dict[str, Any]
 

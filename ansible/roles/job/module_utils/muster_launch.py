@@ -181,7 +181,8 @@ class Agent:
         python = "python" if self.in_container else str(python_of(given))
         more = ["--lease-file", str(self.folder / "lease"), "--runs-dir", given["runs"]]
         more += ["--secret-stdin"] if given["secret"] else []
-        command = [word.replace("{files}", str(self.folder)) for word in given["command"]]
+        ours = "{files}/"  # of a recipe of the user's own; another word of theirs stays as it is
+        command = [str(self.folder / word[len(ours) :]) if word.startswith(ours) else word for word in given["command"]]
         words = [python, "-m", "train", "node", *given["arguments"], *more, "--", *command]
         if not self.in_container and not self.in_unit:
             self._start_session(given, words)

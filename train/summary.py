@@ -21,7 +21,9 @@ def tell(job: Job, folder: Path, *, finished: bool) -> None:
     """The table, and for a gpt on text what it writes."""
     progress = job.progress
     if not finished:
-        log.info(f"stopped on request after step {progress.step} of {job.steps}, saved: the same command goes on")
+        is_saved = progress.saved_step == progress.step
+        how = "saved" if is_saved else "but what came after the last checkpoint could not be saved"
+        log.info(f"stopped on request after step {progress.step} of {job.steps}, {how}: the same command goes on")
         return
     table = Table(show_header=False, title=f"finished: {progress.step} steps", title_justify="left")
     for name, value in _results(job, folder):

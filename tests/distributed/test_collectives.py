@@ -218,7 +218,8 @@ def test_the_one_host_with_a_slow_cable_is_named(tmp_path: Path) -> None:
         job = lab.launch(["collectives", "--operations", "none", "--pair-size", "1M", "--json", str(told)])
         assert job.codes(150) == [0, 0, 0, 0], job.report()
         found = json.loads(told.read_text())["links"]
-        (finding,) = found["findings"]
+        # A pair of good hosts may be slow for once, where other work has the processors: that is told as a link's.
+        (finding,) = (words for words in found["findings"] if not words.startswith("the link "))
         assert finding.startswith("node2 is slow: at best ")
         assert finding in job.agents[0].output
         assert found["names"] == ["node0", "node1", "node2", "node3"]

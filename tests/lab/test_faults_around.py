@@ -120,6 +120,7 @@ def test_disk_full_when_the_last_checkpoint_is_due(two: Lab, table: Table) -> No
     assert job.codes() == [8, 8], job.report()
     table.row("disk of host 0 full, then SIGTERM", job.gone_s(), 10, job.agents[0].last_line)
     assert "could not be saved" in job.agents[0].last_line, job.report()
+    assert "of 1000000, saved" not in job.report()
     assert job.agents[0].last_line == job.agents[1].last_line
 
 

@@ -139,16 +139,14 @@ class Agent:
             await asyncio.sleep(LOOK_S)
 
     def _report(self) -> None:
-        """The run as a page, once all else is written. Whatever goes wrong there is no matter of the job."""
+        """The run as a page, once all else is said. Whatever goes wrong there is no matter of the job."""
         folder = self.node.folder.path
         if folder is None or self.options.node_rank != 0:
             return
-        try:
+        with contextlib.suppress(Exception):  # the verdict stays the last line; `python -m train report` tells why
             from train.report.command import make_report  # only now: an agent starts fast
 
             make_report(folder)
-        except Exception as error:
-            print(f"no report could be made: {type(error).__name__}: {error}", file=sys.stderr)
 
     def _say_how_it_ended(self, verdict: Verdict) -> None:
         folder = self.node.folder

@@ -159,6 +159,8 @@ def preflight(
     def work() -> int:
         site = ssh_site.site_of(hosts, inventory, nproc, ssh_config, home=home, python=python, image=image)
         asked = device or site.usual("muster_device", "auto")
+        count = len(site.hosts)
+        _say(f"muster: looking at {'1 host' if count == 1 else f'{count} hosts, and between them'}")
         words, code = ssh_preflight.preflight(site, runtime, asked, shlex.split(floors), quarantine)
         _say(words)
         return code

@@ -52,6 +52,9 @@ def main(argv: Sequence[str]) -> int:
         return Exit.USAGE
     except SystemExit:  # --help
         return Exit.FINISHED
+    except KeyboardInterrupt:
+        print("preflight: left by Ctrl-C", file=sys.stderr)
+        return Exit.STOPPED_UNSAVED
 
 
 class _Parser(argparse.ArgumentParser):

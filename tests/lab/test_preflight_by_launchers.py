@@ -67,7 +67,7 @@ def test_a_closed_port_is_named_and_its_host_left_out(two: Site, tmp_path: Path)
         assert launch.last_line.startswith("muster: of 2 hosts not fit: node1 (")
         refused = done(two, "launch", "--preflight", "--config", "ddp", "--overrides", f"{SMALL} --train.steps 3")
         assert refused.process.returncode == 3
-        assert not list(two.results.iterdir())
+        assert not list(two.results.glob("*"))
     assert [line.split()[0] for line in file.read_text().splitlines()[1:]] == ["node1"]
     words = ["--preflight", "--quarantine", str(file), "--run-id", "without", "--config", "ddp"]
     launch = done(two, "launch", *words, "--overrides", f"{SMALL} --train.steps 3")

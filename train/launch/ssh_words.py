@@ -9,7 +9,7 @@ from train.launch import ending
 
 _OPTIONS = (
     "config", "overrides", "nodes", "run_id", "time_limit", "grace", "join_timeout", "idle_timeout", "max_restarts",
-    "runtime", "device", "code",
+    "runtime", "device", "code", "quarantine",
 )  # fmt: skip
 
 

@@ -250,6 +250,15 @@ def test_preflight_puts_an_unfit_host_into_quarantine_and_a_launch_leaves_it_out
         ssh_preflight.preflight(here, "venv", "cpu", ["--min-shm", "1"])
 
 
+def test_the_line_that_says_why() -> None:
+    tar = "tar: a: Wrote only 5632 of 7582 bytes\ntar: Exiting with failure status due to previous errors\n"
+    assert ssh_host.reason_in(tar) == "the disk is full: No space left on device"
+    denied = "tar: b: Cannot open: Permission denied"
+    assert ssh_host.reason_in(f"\nmotd\n{denied}\n") == denied
+    assert ssh_host.reason_in("first\nsecond\n") == "first"
+    assert ssh_host.reason_in(" \n") == ""
+
+
 def test_remedies_are_fabs_own() -> None:
     told = {"problems": ["no image muster:x: run provision.yml", "no folder /r for runs: run provision.yml"]}
     assert own_words(told)["problems"] == [

@@ -8,9 +8,11 @@ command line: what is to be done comes on the command's standard input.
 from __future__ import annotations
 
 import base64
+import errno
 import getpass
 import json
 import logging
+import os
 import re
 import shlex
 import socket
@@ -174,8 +176,7 @@ class SshHost:
         """What a script writes. Raises UnreachableError, and OSError where it fails."""
         code, output, errors = self.run(script, stdin, timeout_s=600.0)
         if code:
-            why = next((line for line in errors.splitlines() if line.strip()), f"exit code {code}")
-            raise OSError(f"{script[:80]}: {why}")
+            raise OSError(f"{script[:80]}: {reason_in(errors) or f'exit code {code}'}")
         return output
 
     def ask(self, state: str, given: Mapping[str, Any], timeout_s: float = ANSWER_S) -> dict[str, Any]:
@@ -209,6 +210,15 @@ class SshHost:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
+
+
+def reason_in(errors: str) -> str:
+    """The line of a command's errors that says why: one in the system's own words, else the first."""
+    lines = [line.strip() for line in errors.splitlines() if line.strip()]
+    known = [os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)]
+    if any("Wrote only" in line for line in lines):  # tar's words, where the disk takes a part of a file
+        lines.append(f"the disk is full: {known[0]}")
+    return next((line for line in lines if any(words in line for words in known)), lines[0] if lines else "")
 
 
 def who() -> str:

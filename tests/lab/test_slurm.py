@@ -300,6 +300,9 @@ def test_preflight_passes_and_names_a_host_that_is_not_fit(slurm: Slurm) -> None
     job = slurm.submit("preflight")
     assert slurm.end(job) == "COMPLETED", slurm.log(job)
     assert re.search(r"node2: \d+ cores, 2 GPUs, clock [+-]0\.\d s", slurm.log(job))
+    assert "muster: 2 hosts are fit, each and together" in slurm.log(job)
+    assert re.search(r"ok +munge +each host's credentials are good on another", slurm.log(job))
+    assert "sums are right" in slurm.log(job)
     slurm.cluster.on("node2", "sh", "-c", "chmod 700 /var/lib/muster/runs; chown root /var/lib/muster/runs")
     try:
         job = slurm.submit("preflight")
@@ -333,7 +336,7 @@ def test_preflight_names_a_host_with_another_munge_key_or_clock(slurm: Slurm) ->
         assert slurm.end(job) == "FAILED"
         assert slurm.facts(job)["ExitCode"] == "3:0"
         _, not_fit = slurm.log(job).split("not fit:")
-        assert re.search(r"node2: Slurm could not start the check there: .* munge's key", not_fit)
+        assert re.search(r"node2: Slurm could not start the check there.* munge's key", not_fit)
         assert "node1" not in not_fit
     finally:
         slurm.cluster.on("node2", "sh", "-c", "mv /root/munge.key /etc/munge/; systemctl restart munge slurmd")

@@ -17,7 +17,7 @@ from train.launch.preflight import gpus, quarantine
 from train.launch.preflight.asked import Asked
 from train.launch.preflight.between import between
 from train.launch.preflight.calls import MOST_CALLED, partners, rated
-from train.launch.preflight.conclusion import MARK, conclude, reports_in
+from train.launch.preflight.conclusion import MARK, as_lines, conclude, reports_in
 from train.launch.preflight.findings import ERROR, OK, UNKNOWN, WARNING, Finding, exit_code, table
 from train.launch.preflight.judge import judge
 from train.launch.topology import Host, Plan, make_plan
@@ -256,11 +256,16 @@ def test_a_table_fits_a_terminal_and_its_last_line_says_it() -> None:
 
 
 def test_reports_are_found_among_other_lines_and_what_is_cut_short_is_not_one() -> None:
-    reports = reports_of(2)
-    lines = [f"{rank}: {MARK}{json.dumps(report)}" for rank, report in enumerate(reports)]
-    text = "\n".join(["hello", lines[1], "0: noise", lines[0], lines[0][:50], f"{MARK}[]", f"{MARK}7"])
+    reports = reports_of(3)
+    lines = [[f"{rank}: {line}" for line in as_lines(report)] for rank, report in enumerate(reports)]
+    assert min(map(len, lines)) > 1
+    assert max(len(line) for line in lines[0]) < 1024, "srun cuts what is longer"
+    mixed = [line for two in zip(lines[1], lines[0], strict=False) for line in two]  # as tasks' lines come
+    rest = lines[1][len(lines[0]) :] + lines[0][len(lines[1]) :]
+    text = "\n".join(["hello", *mixed, *rest, "0: noise", f"{MARK}1 0", f"{MARK}x 0 1 e30=", *lines[2][:-1]])
     assert [report["name"] for report in reports_in(text)] == ["n0", "n1"]
-    told = conclude(plan_of(2), reports_in(lines[0]), {}, {"n9": "cannot be reached"})
+    assert reports_in(text) == reports[:2]
+    told = conclude(plan_of(2), reports_in("\n".join(lines[0])), {}, {"n9": "cannot be reached"})
     assert told.exit_code == 3
     assert "n1: it told nothing" in told.words
     assert "n9: cannot be reached" in told.words

@@ -17,7 +17,7 @@ from typing import Any
 from train.errors import UsageError
 from train.launch.preflight import gpus, quarantine
 from train.launch.preflight.asked import Asked
-from train.launch.preflight.conclusion import MARK, Told, conclude, reports_in
+from train.launch.preflight.conclusion import Told, as_lines, conclude, reports_in
 from train.launch.topology import Host, Plan, make_plan
 from train.seam import RUNS_DIR, SECRET_FILE, Exit
 
@@ -159,7 +159,7 @@ def _one_of_many(options: argparse.Namespace) -> int:
     if len(secret) < 16:
         raise UsageError("the secret must have 16 characters or more: head -c 32 /dev/urandom | base64")
     report = {**_report(plan, options.node_rank, secret, asked_of(options, os.environ)), "plan": plan.as_dict()}
-    print(f"{MARK}{json.dumps(report)}", flush=True)
+    print(*as_lines(report), sep="\n", flush=True)
     return Exit.FINISHED
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +18,8 @@ from train.launch.preflight.judge import judge
 from train.launch.topology import Plan
 
 MARK = "muster-preflight "
-"""A report's line starts with it."""
+"""A report's lines start with it."""
+_PIECE = 700
 
 
 @dataclass(frozen=True)
@@ -30,18 +33,29 @@ class Told:
     """On the quarantine."""
 
 
+def as_lines(report: Mapping[str, Any]) -> list[str]:
+    """A report in short lines: srun cuts long ones into pieces, and puts its labels between them."""
+    text = base64.b64encode(json.dumps(report).encode()).decode()
+    pieces = [text[at : at + _PIECE] for at in range(0, len(text), _PIECE)]
+    return [f"{MARK}{report['node_rank']} {number} {len(pieces)} {piece}" for number, piece in enumerate(pieces)]
+
+
 def reports_in(text: str) -> list[dict[str, Any]]:
-    """All reports among other lines, whatever stands before them in a line (a label); by node rank."""
-    reports: dict[int, dict[str, Any]] = {}
+    """All whole reports among other lines, whatever stands before them in a line (a label); by node rank."""
+    pieces: dict[int, dict[int, str]] = {}
+    counts: dict[int, int] = {}
     for line in text.splitlines():
-        _, mark, told = line.partition(MARK)
-        try:
-            report = json.loads(told) if mark else None
-        except ValueError:  # cut short
-            continue
-        if isinstance(report, dict) and "facts" in report:
-            reports[int(report["node_rank"])] = report
-    return [reports[rank] for rank in sorted(reports)]
+        words = line.partition(MARK)[2].split()
+        if len(words) == 4 and all(word.isdecimal() for word in words[:3]):
+            rank, number = int(words[0]), int(words[1])
+            counts[rank] = int(words[2])
+            pieces.setdefault(rank, {})[number] = words[3]
+    reports = []
+    for rank in sorted(pieces):
+        whole = "".join(pieces[rank].get(number, "?") for number in range(counts[rank]))
+        with contextlib.suppress(ValueError):  # cut short
+            reports.append(json.loads(base64.b64decode(whole, validate=True)))
+    return reports
 
 
 def conclude(
